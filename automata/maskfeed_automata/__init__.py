@@ -1,0 +1,33 @@
+"""The pure core: vocabularies, candidate sets, compiled automata, cursors and batches.
+
+It knows no network, no clock, no threads; one module reads files (tokenizers, and the automata kept of them).
+"""
+
+from maskfeed_automata.automaton import Automaton
+from maskfeed_automata.batch import Batch, Rows
+from maskfeed_automata.bitmask import allocate_bitmask, bitmask_width
+from maskfeed_automata.builder import build, compile, shortest_tokenisation
+from maskfeed_automata.candidates import FORMAT_VERSION, CandidateSet, LeadingSpace, Limits
+from maskfeed_automata.cursor import Cursor
+from maskfeed_automata.loader import load_tokenizer_automaton
+from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
+from maskfeed_automata.vocabulary import Vocabulary
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Automaton",
+    "Batch",
+    "CandidateSet",
+    "Cursor",
+    "LeadingSpace",
+    "Limits",
+    "Rows",
+    "TokenizerAutomaton",
+    "Vocabulary",
+    "allocate_bitmask",
+    "bitmask_width",
+    "build",
+    "compile",
+    "load_tokenizer_automaton",
+    "shortest_tokenisation",
+]

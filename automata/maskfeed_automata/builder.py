@@ -1,0 +1,155 @@
+"""From candidates and a vocabulary to an automaton. Reads top to bottom like a recipe.
+
+It knows nothing of files, caches or stop ids of requests. Invariant: at every position that a permitted token can
+reach, at least one token or the end is permitted.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from maskfeed_automata.automaton import Automaton
+from maskfeed_automata.candidates import CandidateSet, LeadingSpace, Limits, check_leading_space
+from maskfeed_automata.codec import CompiledArrays
+from maskfeed_automata.errors import CandidateError, LimitExceeded
+from maskfeed_automata.kernels import U64
+from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits, shortest_count
+from maskfeed_automata.trie import Trie, build_trie
+from maskfeed_automata.vocabulary import Vocabulary
+
+__all__ = ["build", "compile", "shortest_tokenisation"]
+
+# Adversarial sets (runs of spaces that branch everywhere) could ask for tens of gigabytes of masks.
+_MAX_MASK_IDS: Final = 1 << 28
+_SPACE: Final = np.array([0x20], np.uint8)
+_ALL_LIVE: Final = np.empty(0, np.uint64)
+
+
+def compile(  # noqa: A001 - the public name; the built-in is not used here
+    vocabulary: Vocabulary,
+    candidates: Sequence[str | bytes] | CandidateSet,
+    *,
+    stop_token_ids: Iterable[int] | None = None,
+    leading_space: LeadingSpace = "never",
+    limits: Limits | None = None,
+) -> Automaton:
+    """Compile a list of permitted answers.
+
+    Args:
+        vocabulary: the model's.
+        candidates: strings, bytes, or a set made of them before. Duplicates are merged.
+        stop_token_ids: permitted where a candidate ends; default: the tokenizer's own.
+        leading_space: whether an answer is the candidate ("never"), the candidate after one space ("always"), or
+            either ("optional").
+        limits: default `Limits()`; not applied to a `CandidateSet`.
+
+    Returns:
+        An automaton whose cursors report the index in the given list (the first one, among duplicates).
+
+    Raises:
+        CandidateError: see `CandidateSet.from_strings`; or the vocabulary can't produce a candidate.
+        LimitExceeded: more than one of `limits`.
+        ParameterError: an unknown `leading_space`, or a stop id outside of the vocabulary.
+    """
+    if not isinstance(candidates, CandidateSet):
+        candidates = CandidateSet.from_strings(candidates, limits=limits)
+    automaton = build(vocabulary, candidates, leading_space=leading_space)
+    stop_ids = vocabulary.stop_token_ids if stop_token_ids is None else stop_token_ids
+    return automaton.with_stop_token_ids(stop_ids).with_input_indices(candidates.first_input_of_rank)
+
+
+def build(vocabulary: Vocabulary, candidate_set: CandidateSet, *, leading_space: LeadingSpace = "never") -> Automaton:
+    """Compile a candidate set. The automaton has no stop ids, and its cursors report ranks.
+
+    Raises:
+        CandidateError: the vocabulary can't produce a candidate. Context: `index` in the list that the set was made
+            of, the first one if there are several.
+        LimitExceeded: the masks would take more than a gigabyte.
+        ParameterError: an unknown `leading_space`.
+    """
+    check_leading_space(leading_space)
+    trie = build_trie(candidate_set, leading_space)
+    live = _live_nodes(vocabulary, candidate_set, trie, leading_space)
+    tokens = vocabulary.tokenizer_automaton
+    mask_ptr, mask_ids = branch_masks(
+        trie.byte,
+        trie.end,
+        trie.branch,
+        live,
+        tokens.links,
+        tokens.label,
+        tokens.twin,
+        tokens.dense,
+        tokens.n_dense,
+        tokens.longest,
+        trie.n_branches,
+        _MAX_MASK_IDS,
+    )
+    n_ids = int(mask_ptr[-1])
+    if n_ids > _MAX_MASK_IDS:
+        raise LimitExceeded(
+            f"candidates: the masks take more than {_MAX_MASK_IDS} token ids",
+            field="candidates",
+            limit=_MAX_MASK_IDS,
+            value=n_ids,
+            unit="mask ids",
+        )
+    arrays = CompiledArrays(
+        byte=trie.byte,
+        end=trie.end,
+        terminal=trie.terminal,
+        terminal_rank=trie.terminal_rank,
+        branch=trie.branch,
+        branch_rank=trie.branch_rank,
+        mask_ptr=mask_ptr,
+        mask_ids=mask_ids[:n_ids],
+        live=live,
+        variant_rank=trie.variant_rank,
+    )
+    return Automaton.from_arrays(
+        vocabulary,
+        digest=candidate_set.digest(vocabulary.fingerprint, leading_space),
+        leading_space=leading_space,
+        n_candidates=candidate_set.n_candidates,
+        arrays=arrays,
+    )
+
+
+def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | None:
+    """Fewest tokens whose bytes spell `candidate`; None if there are none."""
+    if not candidate:
+        return 0
+    tokens = vocabulary.tokenizer_automaton
+    data = np.frombuffer(candidate, np.uint8)
+    fewest = shortest_count(data, tokens.links, tokens.label, tokens.dense, tokens.n_dense)
+    return fewest if fewest >= 0 else None
+
+
+def _live_nodes(
+    vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace
+) -> U64:
+    """Nodes from which a candidate can be completed, or `_ALL_LIVE`; refuses candidates that no tokens spell."""
+    if vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE)):
+        return _ALL_LIVE
+    tokens = vocabulary.tokenizer_automaton
+    automaton = (tokens.links, tokens.label, tokens.dense, tokens.n_dense, tokens.longest)
+    reached = reached_bits(trie.byte, trie.end, *automaton)
+    _refuse_unreached(candidate_set, trie, reached)
+    return live_bits(trie.byte, trie.end, trie.terminal, *automaton)
+
+
+def _refuse_unreached(candidate_set: CandidateSet, trie: Trie, reached: U64) -> None:
+    """Raise CandidateError for the first given candidate of which no variant is spelt by any tokens."""
+    terminal = np.unpackbits(trie.terminal.view(np.uint8), bitorder="little")
+    spelt = np.unpackbits((trie.terminal & reached).view(np.uint8), bitorder="little")[terminal == 1] == 1
+    if trie.variant_rank.size:
+        producible = np.zeros(candidate_set.n_candidates, np.bool_)
+        producible[trie.variant_rank[spelt]] = True
+    else:
+        producible = spelt
+    if not producible.all():
+        index = int(candidate_set.first_input_of_rank[~producible].min())
+        raise CandidateError(
+            f"candidates[{index}]: no tokens of the vocabulary spell it", field="candidates", index=index
+        )

@@ -1,0 +1,157 @@
+"""Building the byte trie of sorted strings, and its bitmaps.
+
+Nodes are numbered in preorder: the first child of n is n + 1, the next sibling of c is end[c]. Preorder is the order
+of the sorted strings, so the k-th terminal node belongs to the k-th string and no table of ranks is needed.
+"""
+
+import numpy as np
+
+from maskfeed_automata.kernels import I32, I64, U8, U64, kernel, popcount
+
+__all__ = ["branch_bits", "build_nodes", "count_before", "merge_spaced"]
+
+
+@kernel
+def build_nodes(data: U8, offsets: I64) -> tuple[U8, I32, U64]:
+    """Trie of sorted, unique, non-empty byte strings.
+
+    Args:
+        data: uint8 [n_bytes]; at most 2**30 bytes, so that nodes fit into int32.
+        offsets: int64 [n_strings + 1].
+
+    Returns:
+        byte: uint8 [n_nodes], the byte on the edge into the node; 0 for the root.
+        end: int32 [n_nodes], one past the last node of the subtree.
+        terminal: uint64 [ceil(n_nodes / 64)], bitmap of the nodes at which a string ends.
+    """
+    n_strings = offsets.shape[0] - 1
+    shared = np.empty(n_strings, np.int32)
+    shared[0] = 0
+    n_nodes = 1 + offsets[1]
+    longest = offsets[1]
+    for i in range(1, n_strings):
+        before = offsets[i - 1]
+        start = offsets[i]
+        length = offsets[i + 1] - start
+        limit = min(length, start - before)
+        k = 0
+        while k < limit and data[before + k] == data[start + k]:
+            k += 1
+        shared[i] = k
+        n_nodes += length - k
+        longest = max(longest, length)
+    byte = np.empty(n_nodes, np.uint8)
+    end = np.empty(n_nodes, np.int32)
+    terminal = np.zeros((n_nodes + 63) >> 6, np.uint64)
+    byte[0] = 0
+    path = np.empty(longest + 1, np.int32)  # path[d]: the node of depth d on the way to the current string
+    path[0] = 0
+    depth = 0
+    node = 1
+    for i in range(n_strings):
+        for d in range(shared[i] + 1, depth + 1):
+            end[path[d]] = node
+        depth = shared[i]
+        for position in range(offsets[i] + depth, offsets[i + 1]):
+            byte[node] = data[position]
+            depth += 1
+            path[depth] = node
+            node += 1
+        terminal[(node - 1) >> 6] |= np.uint64(1) << np.uint64((node - 1) & 63)
+    for d in range(depth + 1):
+        end[path[d]] = node
+    return byte, end, terminal
+
+
+@kernel
+def branch_bits(end: I32) -> U64:
+    """Bitmap (uint64 [ceil(n_nodes / 64)]) of the nodes with more than one path below them."""
+    n_nodes = end.shape[0]
+    bits = np.zeros((n_nodes + 63) >> 6, np.uint64)
+    tail = False
+    for n in range(n_nodes - 1, -1, -1):
+        # A tail is a leaf, or a node whose only child is a tail; the child was visited just before.
+        tail = end[n] == n + 1 or (tail and end[n + 1] == end[n])
+        if not tail:
+            bits[n >> 6] |= np.uint64(1) << np.uint64(n & 63)
+    return bits
+
+
+@kernel
+def count_before(bits: U64) -> I32:
+    """int32 [n_words + 1]: the number of set bits before each word, and in all words."""
+    counts = np.empty(bits.shape[0] + 1, np.int32)
+    total = 0
+    for w in range(bits.shape[0]):
+        counts[w] = total
+        total += popcount(bits[w])
+    counts[bits.shape[0]] = total
+    return counts
+
+
+@kernel
+def _compare_spaced(data: U8, start: int, length: int, spaced_start: int, spaced_length: int) -> int:
+    """Sign of data[start:][:length] against a space followed by data[spaced_start:][:spaced_length]."""
+    difference = np.int64(data[start]) - np.int64(32)
+    if difference != 0:
+        return difference  # type: ignore[no-any-return]
+    limit = min(length - 1, spaced_length)
+    for k in range(limit):
+        difference = np.int64(data[start + 1 + k]) - np.int64(data[spaced_start + k])
+        if difference != 0:
+            return difference  # type: ignore[no-any-return]
+    return length - 1 - spaced_length
+
+
+@kernel
+def merge_spaced(data: U8, offsets: I64, *, keep_exact: bool) -> tuple[U8, I64, I32]:
+    """Sorted strings, each also (or only) with a space before it.
+
+    Args:
+        data: uint8 [n_bytes]
+        offsets: int64 [n + 1]; sorted, unique, non-empty strings.
+        keep_exact: whether the strings themselves stay; if so they win over an equal spaced one.
+
+    Returns:
+        data, offsets: the variants, sorted and unique.
+        rank: int32 [n_variants], the string that each variant stands for.
+    """
+    n = offsets.shape[0] - 1
+    most = 2 * n if keep_exact else n
+    out = np.empty(data.shape[0] * 2 + n, np.uint8)
+    out_offsets = np.empty(most + 1, np.int64)
+    rank = np.empty(most, np.int32)
+    out_offsets[0] = 0
+    size = 0
+    count = 0
+    exact = 0 if keep_exact else n
+    spaced = 0
+    while exact < n or spaced < n:
+        if spaced == n:
+            order = -1
+        elif exact == n:
+            order = 1
+        else:
+            order = _compare_spaced(
+                data,
+                offsets[exact],
+                offsets[exact + 1] - offsets[exact],
+                offsets[spaced],
+                offsets[spaced + 1] - offsets[spaced],
+            )
+        if order <= 0:
+            source = exact
+            exact += 1
+        else:
+            source = spaced
+            out[size] = 32
+            size += 1
+        if order >= 0:
+            spaced += 1
+        for k in range(offsets[source], offsets[source + 1]):
+            out[size] = data[k]
+            size += 1
+        rank[count] = source
+        count += 1
+        out_offsets[count] = size
+    return out[:size], out_offsets[: count + 1], rank[:count]

@@ -1,0 +1,208 @@
+"""The command `maskfeed`: run the gateway, compile and inspect sets, look for what is missing.
+
+A composition root: it reads options and environment, and prints. Data goes to stdout, logs to stderr. Exit code 0 is
+success, 1 a failure, 2 a wrong option or setting.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+
+from maskfeed import Automaton, CandidateSet, LeadingSpace, Vocabulary, __version__
+from maskfeed.config import GatewaySettings
+from maskfeed_automata import build
+from maskfeed_automata.errors import MaskfeedError, ParameterError
+
+__all__ = ["main"]
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+class _ExplainedGroup(click.Group):
+    """Prints errors of ours as one line instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ParameterError as error:
+            raise click.UsageError(error.message) from error
+        except (MaskfeedError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_ExplainedGroup)
+@click.version_option(__version__)
+def main() -> None:
+    """A fresh list of permitted answers on every turn, as token masks, in milliseconds."""
+
+
+def _connection_options(command: _F) -> _F:
+    for option in (
+        click.option("--group", help="Engine group behind the upstream URL."),
+        click.option("--redis-url", help="Redis that the engine uses too; default: a private redis-server."),
+        click.option("--upstream", "upstream_url", help="Base URL of the vLLM server."),
+    ):
+        command = option(command)
+    return command
+
+
+def _json_option(command: _F) -> _F:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+@main.command()
+@_connection_options
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 takes a free one.")
+@click.option("--deadline-ms", type=int, help="Time until a set is ready, for requests that give none.")
+def serve(**given: Any) -> None:
+    """Run the gateway in front of a vLLM server.
+
+    Prints MASKFEED_REDIS_URL, for the engine's environment, and MASKFEED_URL when it listens. Options win over the
+    environment variables MASKFEED_*, which docs/settings.md lists. SIGTERM lets running requests end.
+    """
+    from maskfeed.service import app
+    from maskfeed_cache.private_redis import PrivateRedis, well_known_directory
+
+    settings = GatewaySettings.from_mapping(os.environ).with_overrides(**given)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+    )
+
+    def run(redis_url: str) -> None:
+        click.echo(f"MASKFEED_REDIS_URL={redis_url}")
+        asyncio.run(app.serve(settings, redis_url, announce=lambda url: click.echo(f"MASKFEED_URL={url}")))
+
+    if settings.redis_url is not None:
+        run(settings.redis_url)
+        return
+    with PrivateRedis(well_known_directory(os.environ)) as private:
+        run(private.url)
+
+
+@main.command()
+@click.option("--tokenizer", required=True, type=click.Path(exists=True, path_type=Path), help="Directory or file.")
+@click.option(
+    "--candidates",
+    "candidates_file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One candidate per line, or a .json file with a list of strings.",
+)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the artifact.")
+@click.option("--leading-space", type=click.Choice(get_args(LeadingSpace)), default="never", show_default=True)
+@_json_option
+def compile(
+    tokenizer: Path, candidates_file: Path, output: Path | None, leading_space: LeadingSpace, as_json: bool
+) -> None:
+    """Compile a set of candidates for a tokenizer's vocabulary."""
+    candidates = _read_candidates(candidates_file)
+    start = time.perf_counter()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    _ = vocabulary.tokenizer_automaton
+    loaded = time.perf_counter()
+    candidate_set = CandidateSet.from_strings(candidates)
+    automaton = build(vocabulary, candidate_set, leading_space=leading_space)
+    compiled = time.perf_counter()
+    artifact = automaton.to_bytes()
+    if output is not None:
+        output.write_bytes(artifact)
+    _print(
+        {
+            **_described(automaton),
+            "duplicates": candidate_set.n_duplicates,
+            "artifact_bytes": len(artifact),
+            "tokenizer_ms": round((loaded - start) * 1000, 3),
+            "compile_ms": round((compiled - loaded) * 1000, 3),
+        },
+        as_json=as_json,
+    )
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--tokenizer", required=True, type=click.Path(exists=True, path_type=Path), help="Directory or file.")
+@_json_option
+def inspect(artifact: Path, tokenizer: Path, as_json: bool) -> None:
+    """Validate an artifact against a tokenizer's vocabulary and describe it."""
+    buffer = artifact.read_bytes()
+    automaton = Automaton.from_bytes(buffer, Vocabulary.from_tokenizer(tokenizer))
+    _print({**_described(automaton), "artifact_bytes": len(buffer)}, as_json=as_json)
+
+
+@main.command()
+@_connection_options
+@_json_option
+def doctor(as_json: bool, **given: Any) -> None:
+    """Look at everything that a gateway needs on this machine; exit code 1 if something is missing."""
+    from maskfeed.service.checkup import examine
+
+    settings = GatewaySettings.from_mapping(os.environ).with_overrides(**given)
+    findings = asyncio.run(examine(settings))
+    ok = all(finding.ok for finding in findings)
+    versions = {name: _version(name) for name in ("maskfeed", "numpy", "numba", "redis", "aiohttp", "vllm")}
+    if as_json:
+        checks = {finding.name: {"ok": finding.ok, "detail": finding.detail} for finding in findings}
+        click.echo(json.dumps({"ok": ok, "checks": checks, "versions": versions}))
+    else:
+        for finding in findings:
+            click.echo(f"{'ok     ' if finding.ok else 'MISSING'} {finding.name}: {finding.detail}")
+        click.echo("versions " + ", ".join(f"{name} {found}" for name, found in versions.items()))
+    sys.exit(0 if ok else 1)
+
+
+def _described(automaton: Automaton) -> dict[str, Any]:
+    return {
+        "digest": automaton.digest,
+        "fingerprint": automaton.fingerprint,
+        "leading_space": automaton.leading_space,
+        "candidates": automaton.n_candidates,
+        "nodes": automaton.n_nodes,
+        "memory_bytes": automaton.nbytes,
+    }
+
+
+def _read_candidates(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return text.removesuffix("\n").split("\n")
+        candidates = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{path} can't be read: {error}", param_hint="--candidates") from error
+    if not isinstance(candidates, list):
+        raise click.BadParameter(f"{path} holds no list", param_hint="--candidates")
+    return candidates
+
+
+def _print(values: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(values))
+        return
+    width = max(map(len, values))
+    for name, value in values.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def _version(name: str) -> str:
+    if name == "maskfeed":
+        return __version__
+    for distribution in (name, f"{name}-cpu"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""From a request's strings to a candidate set that the engine can answer with.
+
+Pure: values in, values out, so that it can run in a thread. It knows limits of the engine, not whether the set is
+compiled. Invariant: a set that passes has no candidate that is certain to be cut off by the engine's context length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskfeed.service.engines import LiveGroup
+from maskfeed.service.parameters import check_stop_token_ids
+from maskfeed.service.requests import ConstrainedRequest
+from maskfeed_automata import CandidateSet, Vocabulary, shortest_tokenisation
+from maskfeed_automata.errors import CandidateError
+
+__all__ = ["PreparedSet", "prepare"]
+
+_FIELD_OF_SOURCE = {"candidates": "candidates", "choice": "structured_outputs.choice"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSet:
+    """A candidate set and the name under which it is looked for."""
+
+    candidate_set: CandidateSet
+    digest: str
+
+
+def prepare(request: ConstrainedRequest, live: LiveGroup) -> PreparedSet:
+    """Canonicalise and check the candidates of a request.
+
+    Raises:
+        CandidateError: a candidate that is empty or that can't be produced within the engine's context. Context:
+            `field`, `index`, and `limit` and `value` in tokens.
+        LimitExceeded: too many, or too long. Context: `limit`, `value`, `unit`.
+        ParameterError: a stop id of the client that would cut candidates.
+
+    Cost: sorting, linear in the bytes; and for each candidate of more bytes than the context has tokens, linear in
+        its bytes times the longest token.
+    """
+    vocabulary = live.vocabulary
+    check_stop_token_ids(request.stop_token_ids, live.record, lambda token_id: _is_text(vocabulary, token_id))
+    field = _FIELD_OF_SOURCE[request.source]
+    try:
+        candidate_set = CandidateSet.from_strings(request.values)
+        _check_lengths(candidate_set, vocabulary, live.record.max_model_len)
+    except CandidateError as error:
+        raise type(error)(error.message, **{**error.context, "field": field}) from error
+    return PreparedSet(candidate_set, candidate_set.digest(live.record.fingerprint, request.leading_space))
+
+
+def _check_lengths(candidate_set: CandidateSet, vocabulary: Vocabulary, max_model_len: int) -> None:
+    # one token of the context is the stop id
+    most = max_model_len - 1
+    # a candidate of n bytes needs at most n tokens, so shorter ones need no look
+    for rank in np.flatnonzero(np.diff(candidate_set.offsets) > most):
+        index = int(candidate_set.first_input_of_rank[rank])
+        n_tokens = shortest_tokenisation(vocabulary, candidate_set.candidate_bytes(int(rank)))
+        if n_tokens is None:
+            raise CandidateError(f"candidate {index}: no sequence of tokens spells it", index=index)
+        if n_tokens > most:
+            raise CandidateError(
+                f"candidate {index} takes at least {n_tokens} tokens and a stop id; the engine's context has "
+                f"{max_model_len}",
+                index=index,
+                limit=most,
+                value=n_tokens,
+                unit="tokens",
+            )
+
+
+def _is_text(vocabulary: Vocabulary, token_id: int) -> bool:
+    return token_id < vocabulary.size and vocabulary.token_bytes(token_id) is not None

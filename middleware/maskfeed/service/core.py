@@ -1,0 +1,309 @@
+"""The life of a request, from its bytes to its answer. Framework-free.
+
+It decides in which order things happen and what each failure undoes; its parts do the work. It knows no HTTP server
+and no Redis. Invariants: a constrained request reaches the engine only with a promise of every live, proven engine;
+whatever happens afterwards, the promise is ended; what the engine said is never passed on unchecked.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from maskfeed.queue.candidate_queue import CandidateQueue
+from maskfeed.queue.ticket import Clock, Stage, State, Ticket
+from maskfeed.service.admission import PreparedSet, prepare
+from maskfeed.service.answers import Figures, finish
+from maskfeed.service.engines import EngineGroup, LiveGroup
+from maskfeed.service.exchange import Headers, Reply, Upstream, UpstreamResponse, end_to_end
+from maskfeed.service.problems import error_object
+from maskfeed.service.promises import Promise, Promises, blob_is_lost
+from maskfeed.service.requests import (
+    ConstrainedRequest,
+    NativeRequest,
+    Route,
+    check_pass_through,
+    engine_body,
+    parse_request,
+)
+from maskfeed.service.streams import DONE, SseSplitter, StreamRewriter, frame
+from maskfeed.service.telemetry import Telemetry
+from maskfeed_automata.errors import CorruptArtifact, MaskfeedError, RankFailure, UpstreamError
+from maskfeed_cache.handle import Handle
+from maskfeed_cache.store import IndexEntry, SetIndex
+from maskfeed_workers.compiler import CompileJob, Compiler
+
+__all__ = ["GatewayCore", "Parts"]
+
+# A smaller body is read in less time than it takes to hand it to a thread and back.
+_OFFLOAD_BYTES: Final = 64 * 1024
+# Of the engine's response to a constrained request: the body is another one than it sent.
+_REPLACED: Final = ("content-length", "content-type", "content-encoding", "etag")
+# Of the client's request: the engine gets another body, and answers in one that can be read here.
+_NOT_FORWARDED: Final = ("accept-encoding", "content-encoding", "content-length", "content-type")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the core is made of. Borrowed: whoever made them closes them."""
+
+    index: SetIndex
+    compiler: Compiler
+    queue: CandidateQueue
+    engines: EngineGroup
+    promises: Promises
+    upstream: Upstream
+    telemetry: Telemetry
+    clock: Clock
+    # where large bodies are read
+    executor: Executor
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request whose set is ready, on its way to the engine."""
+
+    request: ConstrainedRequest
+    prepared: PreparedSet
+    live: LiveGroup
+    promise: Promise
+    figures: Figures
+    request_id: str
+
+
+class GatewayCore:
+    """Answers requests. For one event loop.
+
+    Args:
+        parts: the collaborators.
+        deadline_ms: until the set is ready, for requests that give none.
+    """
+
+    def __init__(self, parts: Parts, *, deadline_ms: int) -> None:
+        self._parts = parts
+        self._deadline_ms = deadline_ms
+
+    @asynccontextmanager
+    async def answer(self, route: Route, raw: bytes, *, headers: Headers, request_id: str) -> AsyncIterator[Reply]:
+        """Answer a request of one of the two routes that take candidates.
+
+        Leaving the block, in whatever way, ends the request at the engine and its promise.
+
+        Args:
+            route: where it was posted.
+            raw: the body, decompressed.
+            headers: the client's; those that may cross go on to the engine.
+            request_id: repeated in errors and sent to the engine.
+
+        Yields:
+            The reply. A streamed body must be consumed inside the block.
+
+        Raises:
+            MaskfeedError: anything that goes wrong before the first byte of the reply.
+        """
+        received_at = self._parts.clock.time()
+        live = self._parts.engines.live
+        parser = live.record.reasoning_parser if live is not None else None
+        request = await self._off_loop(len(raw), lambda: parse_request(route, raw, reasoning_parser=parser))
+        if isinstance(request, NativeRequest):
+            async with self._native(request, headers) as reply:
+                yield reply
+            return
+        self._parts.telemetry.received()
+        ticket = Ticket(
+            self._parts.clock,
+            received_at=received_at,
+            deadline_ms=request.deadline_ms or self._deadline_ms,
+            observe=self._parts.telemetry.moved,
+        )
+        with ticket.followed_to_its_end():
+            async with AsyncExitStack() as held:
+                async with ticket.within_deadline():
+                    admitted = await self._admit(ticket, request, len(raw), request_id, held)
+                async with self._dispatched(ticket, admitted, headers) as reply:
+                    yield reply
+
+    @asynccontextmanager
+    async def forward(self, method: str, target: str, raw: bytes, *, headers: Headers) -> AsyncIterator[Reply]:
+        """Pass a request of another route on, and its answer back, unchanged.
+
+        Raises:
+            ParameterError: the body holds a constraint that the route would ignore.
+            UpstreamError: the engine's server can't be reached.
+        """
+        route = target.partition("?")[0]
+        await self._off_loop(len(raw), lambda: check_pass_through(route, raw))
+        self._parts.telemetry.forwarded("pass-through")
+        async with self._unchanged(method, target, raw, headers) as reply:
+            yield reply
+
+    @asynccontextmanager
+    async def _native(self, request: NativeRequest, headers: Headers) -> AsyncIterator[Reply]:
+        self._parts.telemetry.forwarded("native")
+        async with self._unchanged("POST", request.route, request.body, headers) as reply:
+            if request.reason is not None:
+                marked = (*reply.headers, ("x-maskfeed", f"native; reason={request.reason}"))
+                reply = Reply(reply.status, marked, reply.body)
+            yield reply
+
+    @asynccontextmanager
+    async def _unchanged(self, method: str, target: str, raw: bytes, headers: Headers) -> AsyncIterator[Reply]:
+        sent = end_to_end(headers, without=("content-length",))
+        async with self._parts.upstream.open(method, target, headers=sent, body=raw) as response:
+            yield Reply(response.status, end_to_end(response.headers), response.chunks())
+
+    async def _admit(
+        self, ticket: Ticket, request: ConstrainedRequest, body_bytes: int, request_id: str, held: AsyncExitStack
+    ) -> _Admitted:
+        live = self._parts.engines.require()
+        with ticket.measure(Stage.PARSE):
+            prepared = await self._off_loop(body_bytes, lambda: prepare(request, live))
+        entry = await self._lookup(ticket, prepared)
+        promise: Promise | None = None
+        if entry is not None:
+            try:
+                promise = await self._promise(ticket, entry, live, held)
+            except RankFailure as error:
+                if not blob_is_lost(error):
+                    raise
+                # the index pointed to a blob that went away meanwhile; nobody else will mend it
+        cache = "miss" if promise is None else "hit"
+        if promise is None:
+            entry = await self._compile(ticket, request, prepared, live, is_repair=entry is not None)
+            promise = await self._promise(ticket, entry, live, held)
+        ticket.move(State.READY)
+        figures: Figures = {
+            "cache": cache,
+            **{
+                f"{stage}_ms": round(ticket.milliseconds(stage), 3)
+                for stage in (Stage.QUEUE, Stage.COMPILE, Stage.COMMIT, Stage.READY)
+            },
+        }
+        return _Admitted(request, prepared, live, promise, figures, request_id)
+
+    async def _lookup(self, ticket: Ticket, prepared: PreparedSet) -> IndexEntry | None:
+        with ticket.measure(Stage.LOOKUP):
+            try:
+                entry = await self._parts.index.lookup(prepared.digest)
+            except CorruptArtifact:
+                # an entry that can't be read is a miss; the commit replaces it
+                entry = None
+        self._parts.telemetry.looked_up(hit=entry is not None)
+        return entry
+
+    async def _compile(
+        self, ticket: Ticket, request: ConstrainedRequest, prepared: PreparedSet, live: LiveGroup, *, is_repair: bool
+    ) -> IndexEntry:
+        job = CompileJob(
+            digest=prepared.digest,
+            fingerprint=live.record.fingerprint,
+            candidate_set=prepared.candidate_set,
+            leading_space=request.leading_space,
+        )
+        async with self._parts.queue.place(ticket):
+            with ticket.measure(Stage.COMPILE):
+                result = await self._parts.compiler.compile(job)
+        # writing the blob belongs to publishing the set
+        ticket.rebook(result.store_ms / 1000, Stage.COMPILE, Stage.COMMIT)
+        entry = IndexEntry(artifact_hash=result.artifact_hash, size_bytes=result.size_bytes)
+        with ticket.measure(Stage.COMMIT):
+            is_new = await self._parts.index.commit(prepared.digest, entry)
+        if not is_new and not is_repair:
+            self._parts.telemetry.compiled_twice()
+        ticket.move(State.COMMITTED)
+        return entry
+
+    async def _promise(self, ticket: Ticket, entry: IndexEntry, live: LiveGroup, held: AsyncExitStack) -> Promise:
+        with ticket.measure(Stage.READY):
+            return await held.enter_async_context(self._parts.promises.hold(entry, live.epochs))
+
+    @asynccontextmanager
+    async def _dispatched(self, ticket: Ticket, admitted: _Admitted, headers: Headers) -> AsyncIterator[Reply]:
+        ticket.move(State.DISPATCHED)
+        body = msgspec.json.encode(_engine_request(admitted))
+        sent = (
+            *end_to_end(headers, without=_NOT_FORWARDED),
+            ("Content-Type", "application/json"),
+            ("Accept-Encoding", "identity"),
+        )
+        with ticket.measure(Stage.GENERATE):
+            async with self._parts.upstream.open("POST", admitted.request.route, headers=sent, body=body) as response:
+                if response.status != 200:
+                    # the engine's own refusal: a wrong parameter, a prompt that is too long, a missing key
+                    ticket.fail(UpstreamError.code)
+                    yield Reply(response.status, end_to_end(response.headers), await response.read())
+                    return
+                kept = end_to_end(response.headers, without=_REPLACED)
+                if admitted.request.stream:
+                    kind = ("Content-Type", "text/event-stream; charset=utf-8")
+                    yield Reply(200, (*kept, kind), _events(ticket, admitted, response))
+                else:
+                    answer = await self._checked(admitted, await response.read())
+                    yield Reply(200, (*kept, ("Content-Type", "application/json")), answer)
+
+    async def _checked(self, admitted: _Admitted, body: bytes) -> bytes:
+        try:
+            response = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise UpstreamError("the engine's answer is no JSON object", stage="answer") from error
+        answer = finish(
+            admitted.request,
+            admitted.prepared.candidate_set,
+            admitted.live.vocabulary,
+            admitted.live.record,
+            response,
+            admitted.figures,
+        )
+        return msgspec.json.encode(answer)
+
+    async def _off_loop(self, body_bytes: int, work: Callable[[], _T]) -> _T:
+        """Do work that grows with the body: here if the body is small, else in a thread, so that the loop goes on."""
+        if body_bytes <= _OFFLOAD_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
+
+
+def _engine_request(admitted: _Admitted) -> dict[str, Any]:
+    record = admitted.live.record
+    handle = Handle(
+        artifact_hash=admitted.promise.artifact_hash,
+        epochs=admitted.promise.epochs,
+        reserved_id=record.reserved_id,
+        nonce=admitted.promise.nonce,
+    )
+    longest = admitted.prepared.candidate_set.longest_bytes
+    return engine_body(admitted.request, handle=handle, record=record, longest_bytes=longest)
+
+
+async def _events(ticket: Ticket, admitted: _Admitted, response: UpstreamResponse) -> AsyncGenerator[bytes, None]:
+    """The client's events. What fails after the first byte becomes an event; it can't become a status any more."""
+    splitter = SseSplitter()
+    rewriter = StreamRewriter(
+        admitted.request,
+        admitted.prepared.candidate_set,
+        admitted.live.vocabulary,
+        admitted.live.record,
+        admitted.figures,
+        request_id=admitted.request_id,
+    )
+    try:
+        async for chunk in response.chunks():
+            events = b"".join(frame(data) for event in splitter.feed(chunk) for data in rewriter.feed(event))
+            if events:
+                yield events
+            if rewriter.failure is not None:
+                break
+        closing = rewriter.end()
+        failure = rewriter.failure
+    except MaskfeedError as error:
+        closing, failure = [msgspec.json.encode(error_object(error, admitted.request_id)), DONE], error
+    if failure is not None:
+        ticket.fail(failure.code)
+    if closing:
+        yield b"".join(frame(data) for data in closing)

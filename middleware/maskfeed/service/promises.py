@@ -1,0 +1,186 @@
+"""Requests that wait for every live engine to hold their set, and the promises that must be ended afterwards.
+
+It knows the feed's messages; it knows neither HTTP nor how an engine holds a set. Invariants: a nonce that was
+announced is ended, whatever becomes of its request; no request passes before every engine that it was announced to
+has answered, died, or lost its record.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from maskfeed_automata.errors import (
+    CapacityError,
+    CorruptArtifact,
+    EngineNotReady,
+    RankFailure,
+    StoreUnavailable,
+    UnknownArtifact,
+)
+from maskfeed_cache.feed import GatewayFeed
+from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, Failed, Ready
+from maskfeed_cache.store import IndexEntry
+
+__all__ = ["Promise", "Promises", "blob_is_lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A set is held for `nonce` by every rank of every engine in `epochs`."""
+
+    artifact_hash: str
+    nonce: str
+    # sorted; at least one
+    epochs: tuple[str, ...]
+
+
+class _Wait:
+    """The answers that one nonce still waits for."""
+
+    def __init__(self, epochs: Collection[str]) -> None:
+        self.missing = set(epochs)
+        self.ready: set[str] = set()
+        self.outcome: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+
+    def take_ready(self, epoch: str) -> None:
+        if epoch in self.missing:
+            self.missing.discard(epoch)
+            self.ready.add(epoch)
+            self._settle()
+
+    def take_lost(self, epoch: str, reason: str) -> None:
+        if epoch in self.missing or epoch in self.ready:
+            self.missing.discard(epoch)
+            self.ready.discard(epoch)
+            self._settle(reason)
+
+    def fail(self, error: RankFailure) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+    def abandon(self) -> None:
+        # an error that nobody waits for any more counts as seen
+        if not self.outcome.cancel() and not self.outcome.cancelled():
+            self.outcome.exception()
+
+    def _settle(self, reason: str = "") -> None:
+        if self.missing or self.outcome.done():
+            return
+        if self.ready:
+            self.outcome.set_result(tuple(sorted(self.ready)))
+        else:
+            self.outcome.set_exception(EngineNotReady(f"the engine is gone: {reason}", stage="ready"))
+
+
+class Promises:
+    """All promises of one gateway. For one event loop.
+
+    Args:
+        feed: how engines are told.
+        lifetime_ms: longest life of a promise, for engines that are never told of its end.
+        new_nonce: 32 fresh hex digits at each call.
+    """
+
+    def __init__(self, feed: GatewayFeed, *, lifetime_ms: int, new_nonce: Callable[[], str]) -> None:
+        self._feed = feed
+        self._lifetime_ms = lifetime_ms
+        self._new_nonce = new_nonce
+        self._waits: dict[str, _Wait] = {}
+        self._held: set[str] = set()
+        self._ended: list[str] = []
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        """Nonces that are announced and not ended."""
+        return len(self._held)
+
+    @asynccontextmanager
+    async def hold(self, entry: IndexEntry, epochs: Collection[str]) -> AsyncIterator[Promise]:
+        """Announce the set, wait until every engine of `epochs` holds it, and end the promise with the block.
+
+        Raises:
+            RankFailure: a rank could not take the set. Context: `epoch`, `reason`.
+            EngineNotReady: no engine of `epochs` is left.
+            StoreUnavailable: the announcement could not be sent.
+        """
+        nonce = self._new_nonce()
+        wait = self._waits[nonce] = _Wait(epochs)
+        self._held.add(nonce)
+        try:
+            await self._feed.announce(
+                Announcement(
+                    artifact_hash=entry.artifact_hash,
+                    size_bytes=entry.size_bytes,
+                    nonce=nonce,
+                    lifetime_ms=self._lifetime_ms,
+                    gateway=self._feed.gateway,
+                )
+            )
+            ready = await wait.outcome
+            del self._waits[nonce]
+            yield Promise(entry.artifact_hash, nonce, ready)
+        finally:
+            self._waits.pop(nonce, None)
+            wait.abandon()
+            self.end(nonce)
+
+    def end(self, nonce: str) -> None:
+        """Tell the engines, in the background, that `nonce` is over. Does not fail and does not wait."""
+        self._held.discard(nonce)
+        self._ended.append(nonce)
+        self.tell_ended()
+
+    def receive(self, event: EngineEvent) -> None:
+        """Take what an engine said."""
+        match event:
+            case Ready(epoch=epoch, nonce=nonce):
+                if nonce in self._waits:
+                    self._waits[nonce].take_ready(epoch)
+            case Failed(epoch=epoch, nonce=nonce, reason=reason):
+                if nonce in self._waits:
+                    self._waits[nonce].fail(
+                        RankFailure(f"engine {epoch} could not take the set: {reason}", epoch=epoch, reason=reason)
+                    )
+            case Dead(epoch=epoch, reason=reason):
+                self._lose(epoch, reason)
+
+    def retain(self, live_epochs: Collection[str]) -> None:
+        """Wait no longer for engines outside `live_epochs`: their records are gone."""
+        gone = {epoch for wait in self._waits.values() for epoch in wait.missing | wait.ready} - set(live_epochs)
+        for epoch in gone:
+            self._lose(epoch, "its record lapsed")
+
+    def tell_ended(self) -> None:
+        """Send, in the background, what has ended and could not be sent yet."""
+        if self._ended and self._telling is None:
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def close(self) -> None:
+        """Send what has ended, if the store answers."""
+        self.tell_ended()
+        if self._telling is not None:
+            await self._telling
+
+    async def _tell(self) -> None:
+        try:
+            while self._ended:
+                sending = tuple(self._ended)
+                await self._feed.end(sending)
+                del self._ended[: len(sending)]
+        except (StoreUnavailable, CapacityError):
+            # kept for the next call; an engine that never hears of it drops the promise when its lifetime passes
+            return
+        finally:
+            self._telling = None
+
+    def _lose(self, epoch: str, reason: str) -> None:
+        for wait in self._waits.values():
+            wait.take_lost(epoch, reason)
+
+
+def blob_is_lost(error: RankFailure) -> bool:
+    """Whether a rank found no artifact under the hash, or a broken one, so that compiling again can help."""
+    reason = str(error.context.get("reason"))
+    return UnknownArtifact.code in reason or CorruptArtifact.code in reason

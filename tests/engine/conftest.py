@@ -1,0 +1,67 @@
+"""Real engines for the tests of this folder: offline runs in a process of their own, and one served stack."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maskfeed_automata import Vocabulary
+from model_files import smollm2_directory
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def source_path() -> str:
+    """PYTHONPATH with which a child process sees the four packages and the test modules."""
+    roots = [ROOT / room for room in ("automata", "cache", "workers", "middleware")]
+    return os.pathsep.join(map(str, [*roots, ROOT / "tests", HERE]))
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    return smollm2_directory()
+
+
+@pytest.fixture(scope="session")
+def vocabulary(model: Path) -> Vocabulary:
+    return Vocabulary.from_tokenizer(model)
+
+
+@pytest.fixture(scope="session")
+def run_offline(model: Path) -> Callable[..., dict]:
+    """Run one job in `offline_run.py`; the outcome is its last line."""
+
+    def run(
+        requests: list[dict], *, processor: str | None = "maskfeed", async_scheduling: bool = False, **engine
+    ) -> dict:
+        arguments = {
+            "model": str(model),
+            "enforce_eager": True,
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "seed": 0,
+            "disable_log_stats": False,
+            **engine,
+        }
+        environment = dict(os.environ, PYTHONPATH=source_path())
+        if async_scheduling:
+            arguments["async_scheduling"] = True
+            environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "async_platform")
+        job = {"engine": arguments, "requests": requests, "processor": processor, "metrics": True}
+        child = subprocess.run(
+            [sys.executable, str(HERE / "offline_run.py")],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=400,
+        )
+        assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]
+        return json.loads(child.stdout.splitlines()[-1])
+
+    return run

@@ -1,0 +1,228 @@
+"""What keeps a set on a rank, and what does not."""
+
+import pytest
+
+from manual_clock import ManualClock
+from maskfeed_automata.errors import CapacityError
+from maskfeed_workers.held_sets import Evicted, HeldSets, Promise
+
+FOR_EVER = 1e9
+
+
+class Set:
+    """Stands for an automaton: held sets only hand it out."""
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def held(clock):
+    return HeldSets(limit_bytes=100, max_sets=3, clock=clock.time)
+
+
+def enter(held, name, *, size_bytes=10, round_number=1, nonce=None, gateway="g", ends_at=FOR_EVER):
+    promises = [] if nonce is None else [Promise(nonce, gateway, ends_at)]
+    automaton = Set()
+    held.enter(name, automaton, size_bytes=size_bytes, round_number=round_number, promises=promises)
+    return automaton
+
+
+def make_room(held, size_bytes=95):
+    """Room for a set that leaves none for another."""
+    evicted = held.reserve("new", size_bytes)
+    held.cancel("new")
+    return [e.artifact_hash for e in evicted]
+
+
+def test_only_a_set_that_is_held_is_handed_out(held):
+    automaton = enter(held, "a")
+    assert held.acquire("a", "n", 1) is automaton
+    assert held.acquire("b", "n", 2) is None
+
+
+def test_the_least_recently_used_set_goes_first_and_says_which_round_brought_it(held):
+    for number, name in enumerate("abc"):
+        enter(held, name, round_number=number)
+    held.acquire("a", "n", 1)
+    held.release(1)
+    held.promise("b", Promise("m", "g", FOR_EVER))
+    held.end("m")
+    assert held.reserve("d", 10) == [Evicted("c", 2)]
+    assert held.hashes() == ["a", "b"]
+
+
+def test_bytes_are_bounded_by_evicting_as_few_as_needed(held):
+    enter(held, "a", size_bytes=50)
+    enter(held, "b", size_bytes=40)
+    assert held.reserve("c", 30) == [Evicted("a", 1)]
+    assert held.size_bytes() == 40
+
+
+def test_what_is_reserved_counts_until_it_is_entered_or_cancelled(held):
+    held.reserve("a", 60)
+    with pytest.raises(CapacityError):
+        held.reserve("b", 50)
+    held.cancel("a")
+    held.reserve("b", 50)
+    enter(held, "b", size_bytes=50)
+    assert held.reserve("c", 50) == []
+
+
+def test_a_set_that_finds_no_room_is_refused_with_both_numbers_and_costs_nobody_his_place(held):
+    enter(held, "free", size_bytes=10)
+    enter(held, "used", size_bytes=60, nonce="n")
+    with pytest.raises(CapacityError) as caught:
+        held.reserve("big", 50)
+    assert (caught.value.context["limit"], caught.value.context["value"]) == (100, 110)
+    assert "110" in caught.value.message
+    assert "100" in caught.value.message
+    assert held.hashes() == ["free", "used"]
+
+
+def test_the_number_of_sets_is_bounded_too(held):
+    for name in "abc":
+        enter(held, name, size_bytes=1, nonce=name)
+    with pytest.raises(CapacityError) as caught:
+        held.reserve("d", 1)
+    assert (caught.value.context["limit"], caught.value.context["value"]) == (3, 4)
+
+
+def test_a_promise_keeps_a_set_until_its_nonce_ends(held):
+    enter(held, "a", nonce="n")
+    with pytest.raises(CapacityError):
+        make_room(held)
+    assert held.pinned() == {"a"}
+    held.end("n")
+    assert make_room(held) == ["a"]
+
+
+def test_a_promise_ends_with_its_life_span(held, clock):
+    enter(held, "a", nonce="n", ends_at=clock.time() + 5)
+    clock.advance(4.9)
+    assert held.is_promised("n")
+    clock.advance(0.1)
+    assert not held.is_promised("n")
+    assert make_room(held) == ["a"]
+
+
+def test_a_promise_ends_with_its_gateway_and_others_stay(held):
+    enter(held, "a", nonce="n", gateway="gone")
+    enter(held, "b", nonce="m", gateway="alive")
+    assert held.gateways() == {"gone", "alive"}
+    held.end_gateways({"gone"})
+    assert held.pinned() == {"b"}
+
+
+def test_a_set_stays_while_one_of_its_promises_lives(held):
+    enter(held, "a", nonce="n")
+    assert held.promise("a", Promise("m", "g", FOR_EVER))
+    held.end("n")
+    assert held.pinned() == {"a"}
+    held.end("m")
+    assert held.pinned() == frozenset()
+
+
+def test_a_promise_for_a_set_that_is_not_held_is_none(held):
+    assert not held.promise("a", Promise("n", "g", FOR_EVER))
+    assert not held.is_promised("n")
+
+
+def test_a_slot_keeps_a_set_after_the_promise_has_lapsed(held, clock):
+    enter(held, "a", nonce="n", ends_at=clock.time() + 5)
+    held.acquire("a", "n", 1)
+    clock.advance(6)
+    assert held.pinned() == {"a"}
+    held.release(1)
+    assert make_room(held) == ["a"]
+
+
+def test_a_slot_refers_to_nothing_any_more_once_its_nonce_has_ended(held):
+    enter(held, "a", nonce="n")
+    for slot in (1, 2, 3):
+        held.acquire("a", "n", slot)
+    held.end("n")
+    assert make_room(held) == ["a"]
+    held.release(1)
+
+
+def test_reuse_of_a_slot_ends_its_reference_even_when_the_new_set_is_refused(held):
+    enter(held, "a")
+    held.acquire("a", "n", 1)
+    assert held.acquire("missing", "m", 1) is None
+    assert held.pinned() == frozenset()
+
+
+def test_a_set_stays_while_one_of_its_slots_refers_to_it(held):
+    enter(held, "a")
+    held.acquire("a", "n", 1)
+    held.acquire("a", "m", 2)
+    held.end("n")
+    assert held.pinned() == {"a"}
+    held.release(2)
+    assert held.pinned() == frozenset()
+
+
+def test_a_request_that_enters_the_batch_after_its_end_pins_nothing(held):
+    automaton = enter(held, "a", nonce="n")
+    held.end("n")
+    assert held.acquire("a", "n", 1) is automaton
+    assert make_room(held) == ["a"]
+
+
+def test_a_set_is_forgotten_on_rank_0s_word_even_when_it_is_pinned(held):
+    enter(held, "a", nonce="n")
+    held.acquire("a", "n", 1)
+    assert held.forget("a", 1)
+    assert "a" not in held
+    held.release(1)
+    held.end("n")
+    assert not held.forget("a", 1)
+
+
+def test_a_set_that_came_again_is_not_forgotten_for_an_older_round(held):
+    enter(held, "a", round_number=7)
+    assert not held.forget("a", 6)
+    enter(held, "a", round_number=3)
+    assert not held.forget("a", 6)
+    assert "a" in held
+
+
+def test_entering_a_set_twice_counts_it_once_and_keeps_its_promises(held):
+    first = enter(held, "a", nonce="n")
+    enter(held, "a", round_number=2, nonce="m")
+    assert held.size_bytes() == 10
+    assert held.acquire("a", "x", 1) is first
+    held.release(1)
+    held.end("m")
+    assert held.pinned() == {"a"}
+
+
+def test_a_permanent_set_is_never_evicted_and_counts_for_nothing(held):
+    probe = Set()
+    held.hold_permanently("probe", probe)
+    assert make_room(held, 100) == []
+    assert held.acquire("probe", "n", 1) is probe
+    assert held.size_bytes() == 0
+
+
+def test_once_closed_every_set_is_refused(held):
+    enter(held, "a", nonce="n")
+    held.hold_permanently("probe", Set())
+    held.close()
+    assert held.acquire("a", "n", 1) is None
+    assert held.acquire("probe", "n", 2) is None
+    assert not held.promise("a", Promise("m", "g", FOR_EVER))
+
+
+def test_the_ends_of_very_many_requests_are_not_remembered_for_ever(held):
+    enter(held, "a")
+    held.end("first")
+    for i in range(5_000):
+        held.end(f"n{i}")
+    held.acquire("a", "n4999", 1)
+    assert held.pinned() == frozenset()
+    held.acquire("a", "first", 1)
+    assert held.pinned() == {"a"}

@@ -1,0 +1,158 @@
+"""Composition root of the engine side: from vLLM's configuration to a live rank.
+
+The one place that chooses implementations inside an engine process. It reads the tokenizer, picks the reserved id,
+builds the feed, and goes live only after the processor's self-test. Invariant: an engine that can't do all of this does
+not start, and says why.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+from maskfeed_automata import FORMAT_VERSION, Vocabulary, compile, load_tokenizer_automaton
+from maskfeed_automata.errors import EngineUnsupported
+from maskfeed_cache.feed_messages import EngineRecord
+from maskfeed_cache.handle import PROBE
+from maskfeed_cache.keys import Keyspace
+from maskfeed_cache.redis_engine_feed import RedisEngineFeed
+from maskfeed_cache.redis_store import RedisBlobStore
+from maskfeed_workers.admission import Admission
+from maskfeed_workers.engine_checks import check_configuration, check_version
+from maskfeed_workers.engine_identity import choose_reserved_id, exclude_stop_ids, model_stop_ids, new_epoch
+from maskfeed_workers.engine_settings import EngineSettings
+from maskfeed_workers.feed import RankFeed
+from maskfeed_workers.feed_settings import FeedSettings
+from maskfeed_workers.held_sets import HeldSets
+from maskfeed_workers.shared_files import SharedFiles
+from maskfeed_workers.slots import SlotTable
+
+__all__ = ["Engine", "start_engine"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One rank of one engine, for one life of it."""
+
+    epoch: str
+    vocabulary: Vocabulary
+    stop_token_ids: tuple[int, ...]
+    reserved_id: int
+    logits_width: int
+    max_rows: int
+    admission: Admission
+    # None offline
+    feed: RankFeed | None
+
+    def new_table(self) -> SlotTable:
+        """A table as wide as the engine's batch."""
+        return SlotTable(self.vocabulary, self.max_rows)
+
+    def go_live(self) -> None:
+        """Register with the group and listen. Raises StoreUnavailable when Redis does not answer."""
+        if self.feed is not None:
+            self.feed.start()
+        _log.info(
+            "maskfeed: epoch %s, %d token ids, reserved id %d, %s",
+            self.epoch,
+            self.vocabulary.size,
+            self.reserved_id,
+            "inline candidates only" if self.feed is None else "feed is live",
+        )
+
+    def stop(self) -> None:
+        """Leave the group. Idempotent."""
+        if self.feed is not None:
+            self.feed.stop()
+
+
+def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[str, str]) -> Engine:
+    """Check, read the tokenizer, build everything; nothing is published yet.
+
+    Raises:
+        EngineUnsupported: version, configuration, settings or model under which a mask could be wrong.
+        VocabularyError: a tokenizer whose token bytes can't be told exactly.
+    """
+    check_version(vllm.__version__)
+    check_configuration(vllm_config, cls, device)
+    settings = EngineSettings.from_mappings(vllm_config.additional_config, environ)
+    model = vllm_config.model_config
+    tokenizer = cached_tokenizer_from_config(model)
+    if tokenizer is None:
+        raise EngineUnsupported("the tokenizer is needed", field="skip_tokenizer_init")
+    logits_width = model.get_vocab_size()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, logits_width=logits_width)
+    stop_ids = model_stop_ids(
+        tokenizer.eos_token_id, model.try_get_generation_config().get("eos_token_id"), vocabulary.size
+    )
+    vocabulary = exclude_stop_ids(vocabulary, stop_ids)
+    load_tokenizer_automaton(vocabulary, cache_directory=settings.cache_dir)
+    reserved_id = choose_reserved_id(vocabulary, stop_ids, logits_width)
+    epoch = new_epoch()
+    feed = None
+    if settings.redis_url is not None:
+        record = EngineRecord(
+            epoch=epoch,
+            group=settings.group,
+            fingerprint=vocabulary.fingerprint,
+            logits_width=logits_width,
+            max_model_len=model.max_model_len,
+            reserved_id=reserved_id,
+            stop_token_ids=stop_ids,
+            model=model.served_model_name,
+            reasoning_parser=_reasoning_parser(vllm_config.structured_outputs_config),
+            format_versions=(FORMAT_VERSION,),
+            n_ranks=1,
+            engine_version=vllm.__version__,
+        )
+        feed = _build_feed(settings, settings.redis_url, vocabulary, record)
+    admission = Admission(
+        vocabulary=vocabulary,
+        logits_width=logits_width,
+        reserved_id=reserved_id,
+        epoch=epoch,
+        held=None if feed is None else feed.held,
+    )
+    return Engine(
+        epoch=epoch,
+        vocabulary=vocabulary,
+        stop_token_ids=stop_ids,
+        reserved_id=reserved_id,
+        logits_width=logits_width,
+        max_rows=vllm_config.scheduler_config.max_num_seqs,
+        admission=admission,
+        feed=feed,
+    )
+
+
+def _reasoning_parser(structured_outputs: Any) -> str | None:
+    """The parser after whose end this engine's native constraints begin; None where they begin with the first token."""
+    return None if structured_outputs.enable_in_reasoning else structured_outputs.reasoning_parser or None
+
+
+def _build_feed(settings: EngineSettings, redis_url: str, vocabulary: Vocabulary, record: EngineRecord) -> RankFeed:
+    held = HeldSets(limit_bytes=settings.held_limit_bytes, max_sets=settings.held_limit_sets)
+    # What proves to a gateway that its URL leads to this engine: nobody else can be made to say this epoch.
+    held.hold_permanently(PROBE, compile(vocabulary, [record.epoch]))
+    keys = Keyspace(group=settings.group)
+    return RankFeed(
+        rank=0,
+        size=record.n_ranks,
+        exchange=None,
+        vocabulary=vocabulary,
+        blobs=RedisBlobStore(redis_url, keys),
+        shared_files=SharedFiles(Path(settings.shm_dir)),
+        held=held,
+        engine_feed=RedisEngineFeed(redis_url, keys),
+        epoch=record.epoch,
+        record=record,
+        clock=time.monotonic,
+        settings=FeedSettings(round_timeout_s=settings.round_deadline_ms / 1e3),
+    )
