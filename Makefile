@@ -40,7 +40,7 @@ check: .venv/.project
 	$(BIN)/lint-imports
 
 bench: .venv/.project tokenizers
-	@$(OFFLINE) $(BIN)/python -m benchmarks $(BENCH_ARGS)
+	@$(OFFLINE) $(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 install: .venv/.project
 

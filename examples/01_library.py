@@ -25,7 +25,8 @@ def main(tokenizer: str) -> None:
         cursor.fill_bitmask(mask)
         chosen = int(permitted[-1])  # a model would weigh these by its logits; here the last one wins
         text = vocabulary.token_bytes(chosen)
-        print(f"{answer!r:18} {len(permitted):3} permitted, {np.bitwise_count(mask.view(np.uint32)).sum()} bits, took {text!r}")
+        n_bits = np.bitwise_count(mask.view(np.uint32)).sum()
+        print(f"{answer!r:18} {len(permitted):3} permitted ids, {n_bits:3} bits in the mask, takes {text!r}")
         cursor.advance(chosen)
         answer += text or b""
     assert cursor.candidate_index is not None

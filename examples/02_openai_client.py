@@ -14,7 +14,7 @@ def main(gateway_url: str) -> None:
     model = client.models.list().data[0].id
     response = client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "Which tool deletes a user? Answer with its name."}],
+        messages=[{"role": "user", "content": "Delete the user with id 7. Which tool do you call?"}],
         temperature=0,
         extra_body={
             "candidates": [

@@ -18,8 +18,8 @@ def main(model: str) -> None:
         max_num_seqs=8,
     )
     questions = {
-        "Which of these is a fruit?": ["granite", "apple", "hammer"],
-        "Which of these is a city in France?": ["Oslo", "Paris", "Lima", "Cairo"],
+        "Granite, apple or hammer: which one is a fruit?": ["granite", "apple", "hammer"],
+        "Which planet is known as the red planet?": ["Venus", "Mars", "Saturn"],
     }
     outputs = llm.chat(
         [[{"role": "user", "content": question}] for question in questions],

@@ -26,6 +26,9 @@ from maskfeed_cache.feed_messages import Announcement, Dead, Ended, EngineEvent,
 from maskfeed_cache.handle import PROBE, Handle
 from maskfeed_cache.store import BlobStore
 
+# a third of the record's life
+_RENEWAL_S = 2.0
+
 __all__ = ["EOS", "RESERVED", "TEXT_TOKEN", "VOCABULARY", "FakeEngine", "Faults", "engine_record"]
 
 _WORDS = (b"Pa", b"ris", b"Lon", b"don", b"get_", b"user", b"users", b" Paris", "é".encode(), "東京".encode()[:4])
@@ -101,7 +104,9 @@ class FakeEngine:
         seed: of the choice among permitted tokens.
     """
 
-    def __init__(self, feed: EngineFeed, blobs: BlobStore, *, record: EngineRecord | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, feed: EngineFeed, blobs: BlobStore, *, record: EngineRecord | None = None, seed: int = 0
+    ) -> None:
         self.record = record or engine_record()
         self.faults = Faults()
         self.seen = Seen()
@@ -113,6 +118,7 @@ class FakeEngine:
         self._probe = compile_set(VOCABULARY, [self.record.epoch])
         self._held: dict[str, Automaton] = {}
         self._unanswered: list[Announcement] = []
+        self._is_alive = True
         self._changed = threading.Condition()
         self._wake_reader, self._wake_writer = os.pipe()
         self._thread = threading.Thread(target=self._follow_feed, name="fake-engine", daemon=True)
@@ -163,6 +169,7 @@ class FakeEngine:
 
     def die(self, reason: str = "killed") -> None:
         """End this life: withdraw the record and say so. The HTTP server goes on."""
+        self._is_alive = False
         self._feed.retire()
         self._feed.publish([Dead(self.record.epoch, reason)])
 
@@ -172,10 +179,12 @@ class FakeEngine:
         while True:
             try:
                 self._feed.arm()
-                readable, _, _ = select.select([self._feed.fileno(), self._wake_reader], [], [])
+                readable, _, _ = select.select([self._feed.fileno(), self._wake_reader], [], [], _RENEWAL_S)
                 if self._wake_reader in readable:
                     return
-                messages = self._feed.receive()
+                if self._is_alive:
+                    self._feed.renew()
+                messages = self._feed.receive() if readable else []
             except StoreUnavailable:
                 if not self._reconnected():
                     return
@@ -299,13 +308,13 @@ class FakeEngine:
         body: dict[str, Any] = json.loads(raw) if raw else {}
         with self._changed:
             self.seen.bodies.append(raw)
-            self.seen.headers.append(dict(request.headers))
+            self.seen.headers.append(request.headers.copy())
             self.seen.requests.append(body)
             self._changed.notify_all()
         return body
 
 
-RAW_PIECES = (b'event: x\r\nda', b'ta: {"t":"\xe6\x9d', b'\xb1"}\r\n\r', b"\n: comment\n\ndata: [DONE]\n\n")
+RAW_PIECES = (b"event: x\r\nda", b'ta: {"t":"\xe6\x9d', b'\xb1"}\r\n\r', b"\n: comment\n\ndata: [DONE]\n\n")
 
 
 def _is_probe(body: dict[str, Any]) -> bool:
@@ -341,7 +350,10 @@ def _events(path: str, body: dict[str, Any], choices: list[tuple[list[int], str,
     events: list[dict[str, Any]] = []
     if is_chat:
         events += [
-            {**head, "choices": [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+            {
+                **head,
+                "choices": [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+            }
             for index in range(len(choices))
         ]
     for index, (token_ids, finish_reason, stop_reason) in enumerate(choices):

@@ -1,4 +1,4 @@
-"""A gateway for tests: the real core over in-process stores, a compiler that a test can hold, and a fake engine's URL."""
+"""A gateway for tests: the real core over in-process stores, a compiler that a test can hold, and a fake engine."""
 
 import asyncio
 import itertools
@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp.test_utils import TestClient, TestServer
+import aiohttp
+from aiohttp import web
 
 from fake_engine import VOCABULARY, FakeEngine
 from manual_clock import ManualClock
@@ -27,7 +28,7 @@ from maskfeed_cache.memory_feed import MemoryEngineFeed, MemoryGatewayFeed
 from maskfeed_cache.memory_store import MemoryBlobStore, MemorySetIndex
 from maskfeed_workers.compiler import CompileJob, CompileResult
 
-__all__ = ["CountingExecutor", "HeldCompiler", "RotatingUpstream", "Stack", "gateway_stack", "http_client"]
+__all__ = ["CountingExecutor", "HeldCompiler", "RotatingUpstream", "Stack", "gateway_stack", "http_client", "serving"]
 
 
 class HeldCompiler:
@@ -36,6 +37,8 @@ class HeldCompiler:
     def __init__(self, blobs: MemoryBlobStore, *, parallelism: int = 2) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        # set from the first job on
+        self.busy = asyncio.Event()
         self.error: Exception | None = None
         self.started = 0
         self.dropped = 0
@@ -52,6 +55,7 @@ class HeldCompiler:
 
     async def compile(self, job: CompileJob) -> CompileResult:
         self.started += 1
+        self.busy.set()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -157,9 +161,7 @@ async def gateway_stack(
         stack.push_async_callback(feed.close)
         promises = Promises(feed, lifetime_ms=60_000, new_nonce=new_nonce)
         stack.push_async_callback(promises.close)
-        group = EngineGroup(
-            feed, promises, compiler, upstream, probe_headers=(), clock=clock, new_nonce=new_nonce
-        )
+        group = EngineGroup(feed, promises, compiler, upstream, probe_headers=(), clock=clock, new_nonce=new_nonce)
         stack.push_async_callback(group.close)
         await group.refresh()
         group.start()
@@ -180,15 +182,26 @@ async def gateway_stack(
 
 
 @asynccontextmanager
-async def http_client(stack: Stack) -> AsyncIterator[TestClient[Any, Any]]:
+async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[aiohttp.ClientSession]:
+    """The application run as `maskfeed serve` runs it, and an HTTP client of it."""
+    runner = web.AppRunner(app, **runner_options(settings))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(base_url, auto_decompress=False) as session:
+            yield session
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def http_client(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
     """An HTTP client of the gateway's server over the parts of `stack`."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Parts]:
         yield stack.parts
 
-    app = create_app(stack.settings, opened)
-    server = TestServer(app)
-    await server.start_server(**runner_options(stack.settings))
-    async with TestClient(server, auto_decompress=False) as client:
-        yield client
+    async with serving(create_app(stack.settings, opened), stack.settings) as session:
+        yield session

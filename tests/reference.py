@@ -1,7 +1,6 @@
 """What a mask must be, by brute force: no trie, no automaton, no bitmap. Slow, short, and the judge of everything."""
 
 from collections.abc import Sequence
-from functools import cache
 
 
 class Oracle:
@@ -18,7 +17,7 @@ class Oracle:
         stop_token_ids: Sequence[int] = (),
         leading_space: str = "never",
     ) -> None:
-        self.tokens = tokens
+        self.tokens = {token_id: token for token_id, token in enumerate(tokens) if token}
         self.stop_token_ids = sorted(set(stop_token_ids))
         exact = [] if leading_space == "always" else list(candidates)
         spaced = [] if leading_space == "never" else [b" " + candidate for candidate in candidates]
@@ -27,23 +26,17 @@ class Oracle:
         for variant, index in zip([*exact, *spaced], [*range(len(exact)), *range(len(spaced))], strict=True):
             self.index_of.setdefault(variant, index)
         self.prefixes = {variant[:n] for variant in self.index_of for n in range(len(variant) + 1)}
-        self.can_end = cache(self._can_end)
-
-    def _can_end(self, text: bytes) -> bool:
-        if text in self.index_of:
-            return True
-        return any(self.can_end(text + token) for token in self.tokens if token and text + token in self.prefixes)
+        self.can_end: set[bytes] = set()
+        for text in sorted(self.prefixes, key=len, reverse=True):
+            if text in self.index_of or any(text + token in self.can_end for token in self.tokens.values()):
+                self.can_end.add(text)
 
     def allowed(self, token_ids: Sequence[int]) -> list[int]:
         """Ids that may follow these permitted tokens, ascending."""
         if token_ids and token_ids[-1] in self.stop_token_ids:
             return self.stop_token_ids
         text = self.text(token_ids)
-        ids = {
-            token_id
-            for token_id, token in enumerate(self.tokens)
-            if token and text + token in self.prefixes and self.can_end(text + token)
-        }
+        ids = {token_id for token_id, token in self.tokens.items() if text + token in self.can_end}
         return sorted(ids - set(self.stop_token_ids) | set(self.stop_token_ids if text in self.index_of else ()))
 
     def text(self, token_ids: Sequence[int]) -> bytes:
@@ -52,7 +45,7 @@ class Oracle:
         for token_id in token_ids:
             if token_id in self.stop_token_ids:
                 break
-            text += self.tokens[token_id] or b""
+            text += self.tokens[token_id]
         return text
 
     def producible(self, candidate: bytes, reached: frozenset[bytes] = frozenset({b""})) -> bool:
@@ -60,6 +53,6 @@ class Oracle:
         while reached:
             if candidate in reached:
                 return True
-            longer = (text + token for text in reached for token in self.tokens if token)
+            longer = (text + token for text in reached for token in self.tokens.values())
             reached = frozenset(text for text in longer if candidate.startswith(text))
         return False

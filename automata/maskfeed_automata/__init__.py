@@ -12,6 +12,7 @@ from maskfeed_automata.cursor import Cursor
 from maskfeed_automata.loader import load_tokenizer_automaton
 from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
 from maskfeed_automata.vocabulary import Vocabulary
+from maskfeed_automata.warming import warm_kernels
 
 __all__ = [
     "FORMAT_VERSION",
@@ -30,4 +31,5 @@ __all__ = [
     "compile",
     "load_tokenizer_automaton",
     "shortest_tokenisation",
+    "warm_kernels",
 ]

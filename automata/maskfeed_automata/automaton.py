@@ -18,11 +18,15 @@ from maskfeed_automata.kernels import (
     A_BRANCH,
     A_BRANCH_RANK,
     A_BYTE,
-    A_END,
+    A_CHILD_BYTE,
+    A_CHILD_NODE,
+    A_CHILD_PTR,
     A_HAS_TEXT_STOP,
+    A_LEAF,
     A_LIVE,
     A_MASK_IDS,
     A_MASK_PTR,
+    A_N_BRANCHES,
     A_N_NODES,
     A_N_STOP,
     A_ROW_LENGTH,
@@ -75,14 +79,18 @@ class Automaton:
         """Put a compiled set together, without stop ids. The arrays are trusted, and made read-only."""
         row = np.zeros(A_ROW_LENGTH, np.int64)
         row[A_BYTE] = address_of(arrays.byte)
-        row[A_END] = address_of(arrays.end)
+        row[A_LEAF] = address_of(arrays.leaf)
         row[A_TERMINAL] = address_of(arrays.terminal)
         row[A_BRANCH] = address_of(arrays.branch)
         row[A_BRANCH_RANK] = address_of(arrays.branch_rank)
+        row[A_CHILD_PTR] = address_of(arrays.child_ptr)
+        row[A_CHILD_BYTE] = address_of(arrays.child_byte)
+        row[A_CHILD_NODE] = address_of(arrays.child_node)
         row[A_MASK_PTR] = address_of(arrays.mask_ptr)
         row[A_MASK_IDS] = address_of(arrays.mask_ids)
         row[A_LIVE] = address_of(arrays.live) if arrays.live.size else 0
         row[A_N_NODES] = arrays.byte.size
+        row[A_N_BRANCHES] = arrays.mask_ptr.size - 1
         no_stop_ids = np.empty(0, np.int32)
         row[A_STOP] = address_of(no_stop_ids)
         return cls(vocabulary, digest, leading_space, n_candidates, arrays, buffer, None, no_stop_ids, row)

@@ -38,7 +38,5 @@ def write_bitmask(token_ids: I32, row: I32, vocabulary_size: int) -> None:
     """
     width = bitmask_width(vocabulary_size)
     if row.shape != (width,) or row.dtype != np.int32 or not row.flags.c_contiguous or not row.flags.writeable:
-        raise ValueError(
-            f"a bitmask row is a writeable, contiguous int32 [{width}], not {row.dtype} {list(row.shape)}"
-        )
+        raise ValueError(f"a bitmask row is a writeable, contiguous int32 [{width}], not {row.dtype} {list(row.shape)}")
     set_bits(token_ids, row)

@@ -13,7 +13,7 @@ from maskfeed_automata.automaton import Automaton
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace, Limits, check_leading_space
 from maskfeed_automata.codec import CompiledArrays
 from maskfeed_automata.errors import CandidateError, LimitExceeded
-from maskfeed_automata.kernels import U64
+from maskfeed_automata.kernels import I32, U64
 from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits, shortest_count
 from maskfeed_automata.trie import Trie, build_trie
 from maskfeed_automata.vocabulary import Vocabulary
@@ -23,10 +23,9 @@ __all__ = ["build", "compile", "shortest_tokenisation"]
 # Adversarial sets (runs of spaces that branch everywhere) could ask for tens of gigabytes of masks.
 _MAX_MASK_IDS: Final = 1 << 28
 _SPACE: Final = np.array([0x20], np.uint8)
-_ALL_LIVE: Final = np.empty(0, np.uint64)
 
 
-def compile(  # noqa: A001 - the public name; the built-in is not used here
+def compile(
     vocabulary: Vocabulary,
     candidates: Sequence[str | bytes] | CandidateSet,
     *,
@@ -71,6 +70,43 @@ def build(vocabulary: Vocabulary, candidate_set: CandidateSet, *, leading_space:
     check_leading_space(leading_space)
     trie = build_trie(candidate_set, leading_space)
     live = _live_nodes(vocabulary, candidate_set, trie, leading_space)
+    mask_ptr, mask_ids = _masks(vocabulary, trie, live)
+    arrays = CompiledArrays(
+        byte=trie.byte,
+        leaf=trie.leaf,
+        terminal=trie.terminal,
+        terminal_rank=trie.terminal_rank,
+        branch=trie.branch,
+        branch_rank=trie.branch_rank,
+        child_ptr=trie.child_ptr,
+        child_byte=trie.child_byte,
+        child_node=trie.child_node,
+        mask_ptr=mask_ptr,
+        mask_ids=mask_ids,
+        live=live,
+        variant_rank=trie.variant_rank,
+    )
+    return Automaton.from_arrays(
+        vocabulary,
+        digest=candidate_set.digest(vocabulary.fingerprint, leading_space),
+        leading_space=leading_space,
+        n_candidates=candidate_set.n_candidates,
+        arrays=arrays,
+    )
+
+
+def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | None:
+    """Fewest tokens whose bytes spell `candidate`; None if there are none."""
+    if not candidate:
+        return 0
+    tokens = vocabulary.tokenizer_automaton
+    data = np.frombuffer(candidate, np.uint8)
+    fewest = shortest_count(data, tokens.links, tokens.label, tokens.dense, tokens.n_dense)
+    return fewest if fewest >= 0 else None
+
+
+def _masks(vocabulary: Vocabulary, trie: Trie, live: U64) -> tuple[I32, I32]:
+    """Rows (int32 [n_branches + 1]) and ids (int32 [n_ids]) of the branching nodes' masks."""
     tokens = vocabulary.tokenizer_automaton
     mask_ptr, mask_ids = branch_masks(
         trie.byte,
@@ -95,43 +131,14 @@ def build(vocabulary: Vocabulary, candidate_set: CandidateSet, *, leading_space:
             value=n_ids,
             unit="mask ids",
         )
-    arrays = CompiledArrays(
-        byte=trie.byte,
-        end=trie.end,
-        terminal=trie.terminal,
-        terminal_rank=trie.terminal_rank,
-        branch=trie.branch,
-        branch_rank=trie.branch_rank,
-        mask_ptr=mask_ptr,
-        mask_ids=mask_ids[:n_ids],
-        live=live,
-        variant_rank=trie.variant_rank,
-    )
-    return Automaton.from_arrays(
-        vocabulary,
-        digest=candidate_set.digest(vocabulary.fingerprint, leading_space),
-        leading_space=leading_space,
-        n_candidates=candidate_set.n_candidates,
-        arrays=arrays,
-    )
+    # The kernel's buffer has room to spare; the automaton lives long.
+    return mask_ptr, mask_ids[:n_ids].copy()
 
 
-def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | None:
-    """Fewest tokens whose bytes spell `candidate`; None if there are none."""
-    if not candidate:
-        return 0
-    tokens = vocabulary.tokenizer_automaton
-    data = np.frombuffer(candidate, np.uint8)
-    fewest = shortest_count(data, tokens.links, tokens.label, tokens.dense, tokens.n_dense)
-    return fewest if fewest >= 0 else None
-
-
-def _live_nodes(
-    vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace
-) -> U64:
-    """Nodes from which a candidate can be completed, or `_ALL_LIVE`; refuses candidates that no tokens spell."""
+def _live_nodes(vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace) -> U64:
+    """Nodes from which a candidate can be completed, or none if all are such; refuses candidates that no tokens spell."""
     if vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE)):
-        return _ALL_LIVE
+        return np.empty(0, np.uint64)
     tokens = vocabulary.tokenizer_automaton
     automaton = (tokens.links, tokens.label, tokens.dense, tokens.n_dense, tokens.longest)
     reached = reached_bits(trie.byte, trie.end, *automaton)

@@ -104,7 +104,7 @@ class CandidateSet:
         for array in (members, offsets, rank_of_input, first_input):
             array.flags.writeable = False
         content = hashlib.sha256(np.diff(offsets).astype("<u4").tobytes())
-        content.update(members)
+        content.update(members.data)
         return cls(members, offsets, rank_of_input, first_input, content.digest())
 
     def candidate_bytes(self, rank: int) -> bytes:
@@ -170,7 +170,12 @@ def _check_lengths(lengths: I64, limits: Limits) -> None:
 
 def _over(what: str, limit: int, value: int, unit: str, **index: int) -> LimitExceeded:
     return LimitExceeded(
-        f"{what}: {value} {unit}, at most {limit} are allowed", field=_FIELD, limit=limit, value=value, unit=unit, **index
+        f"{what}: {value} {unit}, at most {limit} are allowed",
+        field=_FIELD,
+        limit=limit,
+        value=value,
+        unit=unit,
+        **index,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from maskfeed_automata.automaton import Automaton
 from maskfeed_automata.bitmask import write_bitmask
 from maskfeed_automata.errors import TokenNotAllowed
-from maskfeed_automata.kernels import A_N_STOP, I32
+from maskfeed_automata.kernels import I32
 from maskfeed_automata.step_kernels import FAILED, end_of_forced, follow, permitted
 
 __all__ = ["Cursor"]

@@ -20,11 +20,15 @@ __all__ = [
     "A_BRANCH",
     "A_BRANCH_RANK",
     "A_BYTE",
-    "A_END",
+    "A_CHILD_BYTE",
+    "A_CHILD_NODE",
+    "A_CHILD_PTR",
     "A_HAS_TEXT_STOP",
+    "A_LEAF",
     "A_LIVE",
     "A_MASK_IDS",
     "A_MASK_PTR",
+    "A_N_BRANCHES",
     "A_N_NODES",
     "A_N_STOP",
     "A_ROW_LENGTH",
@@ -68,18 +72,22 @@ U64 = NDArray[np.uint64]
 
 # Columns of an automaton's row: the arrays of `CompiledArrays`, then the stop ids of the request.
 A_BYTE: Final = 0
-A_END: Final = 1
+A_LEAF: Final = 1
 A_TERMINAL: Final = 2
 A_BRANCH: Final = 3
 A_BRANCH_RANK: Final = 4
-A_MASK_PTR: Final = 5
-A_MASK_IDS: Final = 6
-A_LIVE: Final = 7  # 0 when every node is live
-A_N_NODES: Final = 8
-A_STOP: Final = 9
-A_N_STOP: Final = 10
-A_HAS_TEXT_STOP: Final = 11  # 1 when a stop id has bytes, so that masks may contain it
-A_ROW_LENGTH: Final = 12
+A_CHILD_PTR: Final = 5
+A_CHILD_BYTE: Final = 6
+A_CHILD_NODE: Final = 7
+A_MASK_PTR: Final = 8
+A_MASK_IDS: Final = 9
+A_LIVE: Final = 10  # 0 when every node is live
+A_N_NODES: Final = 11
+A_N_BRANCHES: Final = 12
+A_STOP: Final = 13
+A_N_STOP: Final = 14
+A_HAS_TEXT_STOP: Final = 15  # 1 when a stop id has bytes, so that masks may contain it
+A_ROW_LENGTH: Final = 16
 
 # Columns of a vocabulary's row: the arrays of `TokenizerAutomaton`, then the bytes of the tokens.
 V_LINKS: Final = 0
@@ -107,12 +115,13 @@ _POPCOUNT_SUM: Final = np.uint64(0x0101010101010101)
 
 def kernel(function: _Function) -> _Function:
     """Compile `function` with numba on first use; the machine code is kept beside the module for later processes."""
-    return cast(_Function, njit(cache=True, nogil=True)(function))
+    return cast("_Function", njit(cache=True, nogil=True)(function))
 
 
 def address_of(array: NDArray[Any]) -> int:
     """Address of a C-contiguous, aligned array's first element, for a row."""
-    assert array.flags.c_contiguous and array.flags.aligned
+    assert array.flags.c_contiguous
+    assert array.flags.aligned
     return int(array.ctypes.data)
 
 
@@ -168,7 +177,7 @@ def u64_view(address: int, length: int) -> U64:
 @kernel
 def bit_at(words: U64, n: int) -> bool:
     """Bit `n` of a bitmap: bit n % 64 of word n // 64."""
-    return (words[n >> 6] >> np.uint64(n & 63)) & np.uint64(1) != 0
+    return (words[n >> 6] >> np.uint64(n & 63)) & np.uint64(1) != 0  # type: ignore[no-any-return]
 
 
 @kernel
@@ -183,8 +192,9 @@ def popcount(word: np.uint64) -> int:
 @kernel
 def rank_at(words: U64, ranks: I32, n: int) -> int:
     """Number of set bits before bit `n`; `ranks[w]` is the number before word w."""
+    before: int = ranks[n >> 6]
     below = words[n >> 6] & ((np.uint64(1) << np.uint64(n & 63)) - np.uint64(1))
-    return ranks[n >> 6] + popcount(below)
+    return before + popcount(below)
 
 
 @kernel
@@ -194,7 +204,7 @@ def goto(links: I32, label: U8, dense: I32, n_dense: int, node: int, byte: int) 
     The first `n_dense` nodes (root and depth one) have a row of 256 in `dense`; the others are searched.
     """
     if node < n_dense:
-        return dense[(node << 8) | byte]
+        return dense[(node << 8) | byte]  # type: ignore[no-any-return]
     low = links[node, FIRST]
     high = links[node + 1, FIRST]
     while high - low > 8:

@@ -43,7 +43,7 @@ def branch_masks(
         n_dense: int.
         longest: bytes of the longest token.
         n_branches: int.
-        most: stop as soon as there are more than this many ids; less than 2**30.
+        most: stop when there are more than this many ids, at twice as many at the latest; at most 2**29.
 
     Returns:
         mask_ptr: int32 [n_branches + 1].
@@ -63,7 +63,7 @@ def branch_masks(
             continue
         depth = 0
         place = 0
-        last = np.int64(end[n])
+        last = end[n]
         child = n + 1
         while True:
             if child == last:
@@ -74,7 +74,7 @@ def branch_masks(
                 last = stop[depth]
                 continue
             node = goto(links, label, dense, n_dense, place, byte[child])
-            below = np.int64(end[child])
+            below = end[child]
             if node < 0:
                 child = below
                 continue
@@ -83,6 +83,10 @@ def branch_masks(
                 t = np.int32(-1)
             while t >= 0:
                 if size == ids.shape[0]:
+                    # Only here, because a check for each node costs a fifth of the whole walk.
+                    if size > most:
+                        mask_ptr[n_branches] = size
+                        return mask_ptr, ids
                     grown = np.empty(size * 2, np.int32)
                     grown[:size] = ids
                     ids = grown
@@ -101,9 +105,6 @@ def branch_masks(
                     child = below
         k += 1
         mask_ptr[k] = size
-        if size > most:
-            mask_ptr[n_branches] = size
-            break
     return mask_ptr, ids
 
 
@@ -130,7 +131,7 @@ def live_bits(
         found = bit_at(terminal, n)
         depth = 0
         place = 0
-        last = np.int64(end[n])
+        last = end[n]
         child = n + 1
         while not found:
             if child == last:
@@ -141,7 +142,7 @@ def live_bits(
                 last = stop[depth]
                 continue
             node = goto(links, label, dense, n_dense, place, byte[child])
-            below = np.int64(end[child])
+            below = end[child]
             if node < 0:
                 child = below
                 continue
@@ -182,7 +183,7 @@ def reached_bits(
             continue
         depth = 0
         place = 0
-        last = np.int64(end[n])
+        last = end[n]
         child = n + 1
         while True:
             if child == last:
@@ -193,7 +194,7 @@ def reached_bits(
                 last = stop[depth]
                 continue
             node = goto(links, label, dense, n_dense, place, byte[child])
-            below = np.int64(end[child])
+            below = end[child]
             if node < 0:
                 child = below
                 continue
@@ -228,4 +229,4 @@ def shortest_count(data: U8, links: I32, label: U8, dense: I32, n_dense: int) ->
                 break
             if links[node, TOKEN] >= 0:
                 fewest[position + 1] = min(fewest[position + 1], fewest[start] + 1)
-    return fewest[n] if fewest[n] <= n else -1  # type: ignore[no-any-return]
+    return fewest[n] if fewest[n] <= n else -1  # type: ignore[return-value]

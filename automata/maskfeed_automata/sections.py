@@ -99,7 +99,7 @@ def write_sections(
     for k, (name, array) in enumerate(sections.items()):
         position = _aligned(position)
         _ENTRY.pack_into(buffer, _HEADER.size + _ENTRY.size * k, name.encode("ascii"), position, array.nbytes)
-        buffer[position : position + array.nbytes] = memoryview(array).cast("B") if array.nbytes else b""
+        buffer[position : position + array.nbytes] = array.data.cast("B") if array.nbytes else b""
         position += array.nbytes
     struct.pack_into("<I", buffer, _CHECKSUM_AT, _checksum(memoryview(buffer)))
     return bytes(buffer)
@@ -161,7 +161,7 @@ def _aligned_view(buffer: Buffer) -> memoryview:
     if view.nbytes and np.frombuffer(view, np.uint8).ctypes.data % 8:
         aligned = np.empty((view.nbytes + 7) // 8, np.uint64).view(np.uint8)[: view.nbytes]
         aligned[:] = np.frombuffer(view, np.uint8)
-        return memoryview(aligned).toreadonly()
+        return aligned.data.toreadonly()
     return view
 
 

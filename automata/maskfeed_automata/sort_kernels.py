@@ -6,6 +6,10 @@ A string that ended inside the padding is a prefix of, or equal to, every other 
 them and the shorter comes first; NUL bytes in candidates are therefore no special case.
 """
 
+# ruff: noqa: SIM110 - numba compiles loops, not generator expressions
+
+from typing import Final
+
 import numpy as np
 
 from maskfeed_automata.kernels import I32, I64, U8, U64, kernel
@@ -13,7 +17,7 @@ from maskfeed_automata.kernels import I32, I64, U8, U64, kernel
 __all__ = ["common_prefix", "finish_order", "is_ascending", "merge_equal", "prefix_keys", "split_at"]
 
 # Below this many strings comparing is faster than making keys.
-_SMALL = 20
+_SMALL: Final = 20
 
 
 @kernel
@@ -69,7 +73,7 @@ def _compare(data: U8, starts: I64, lengths: I64, a: int, b: int, depth: int) ->
     limit = min(lengths[a], lengths[b])
     k = depth + _common(data, starts[a] + depth, starts[b] + depth, limit - depth)
     if k < limit:
-        return np.int64(data[starts[a] + k]) - np.int64(data[starts[b] + k])  # type: ignore[no-any-return]
+        return -1 if data[starts[a] + k] < data[starts[b] + k] else 1
     return lengths[a] - lengths[b]  # type: ignore[no-any-return]
 
 

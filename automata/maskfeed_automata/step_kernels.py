@@ -7,6 +7,8 @@ Invariants: `follow` accepts a token at a position exactly if `permitted` lists 
 terminal nodes and nowhere else, also where a stop id has bytes.
 """
 
+# ruff: noqa: SIM110 - numba compiles loops, not generator expressions
+
 from typing import Final
 
 import numpy as np
@@ -15,11 +17,15 @@ from maskfeed_automata.kernels import (
     A_BRANCH,
     A_BRANCH_RANK,
     A_BYTE,
-    A_END,
+    A_CHILD_BYTE,
+    A_CHILD_NODE,
+    A_CHILD_PTR,
     A_HAS_TEXT_STOP,
+    A_LEAF,
     A_LIVE,
     A_MASK_IDS,
     A_MASK_PTR,
+    A_N_BRANCHES,
     A_N_NODES,
     A_N_STOP,
     A_STOP,
@@ -28,6 +34,7 @@ from maskfeed_automata.kernels import (
     I32,
     I64,
     TOKEN,
+    U8,
     V_DENSE,
     V_LABEL,
     V_LINKS,
@@ -48,7 +55,17 @@ from maskfeed_automata.kernels import (
     u64_view,
 )
 
-__all__ = ["BAD_POINTERS", "BAD_SLOT", "FAILED", "VACANT", "end_of_forced", "follow", "permitted", "set_bits", "step_slots"]
+__all__ = [
+    "BAD_POINTERS",
+    "BAD_SLOT",
+    "FAILED",
+    "VACANT",
+    "end_of_forced",
+    "follow",
+    "permitted",
+    "set_bits",
+    "step_slots",
+]
 
 FAILED: Final = -(1 << 40)
 VACANT: Final = FAILED - 1
@@ -64,6 +81,21 @@ def _is_stop(row: I64, token: int) -> bool:
         if stop[k] == token:
             return True
     return False
+
+
+@kernel
+def _child_at(child_byte: U8, low: int, high: int, byte: int) -> int:
+    """Entry of `byte` in child_byte[low:high], which ascends, or -1."""
+    while high - low > 8:
+        middle = (low + high) >> 1
+        if child_byte[middle] <= byte:
+            low = middle
+        else:
+            high = middle
+    for i in range(low, high):
+        if child_byte[i] == byte:
+            return i
+    return -1
 
 
 @kernel
@@ -89,17 +121,26 @@ def follow(row: I64, vocabulary: I64, position: int, token: int) -> int:
     if start == stop:
         return FAILED
     data = u8_view(vocabulary[V_TOKEN_DATA], stop)
-    byte = u8_view(row[A_BYTE], row[A_N_NODES])
-    end = i32_view(row[A_END], row[A_N_NODES])
+    n_nodes = row[A_N_NODES]
+    n_words = (n_nodes + 63) >> 6
+    byte = u8_view(row[A_BYTE], n_nodes)
+    leaf = u64_view(row[A_LEAF], n_words)
+    branch = u64_view(row[A_BRANCH], n_words)
+    branch_rank = i32_view(row[A_BRANCH_RANK], n_words + 1)
+    child_ptr = i32_view(row[A_CHILD_PTR], row[A_N_BRANCHES] + 1)
     node = position
     for k in range(start, stop):
-        child = node + 1
-        last = np.int64(end[node])
-        while child < last and byte[child] < data[k]:
-            child = np.int64(end[child])
-        if child >= last or byte[child] != data[k]:
+        if bit_at(branch, node):
+            b = rank_at(branch, branch_rank, node)
+            high = child_ptr[b + 1]
+            child = _child_at(u8_view(row[A_CHILD_BYTE], high), child_ptr[b], high, data[k])
+            if child < 0:
+                return FAILED
+            node = i32_view(row[A_CHILD_NODE], high)[child]
+        elif bit_at(leaf, node) or byte[node + 1] != data[k]:
             return FAILED
-        node = child
+        else:
+            node += 1
     if row[A_LIVE] != 0 and not bit_at(u64_view(row[A_LIVE], (row[A_N_NODES] + 63) >> 6), node):
         return FAILED
     return node
@@ -117,15 +158,14 @@ def permitted(row: I64, vocabulary: I64, position: int, out: I32, start: int) ->
     n_nodes = row[A_N_NODES]
     n_words = (n_nodes + 63) >> 6
     if position >= 0:
-        end = i32_view(row[A_END], n_nodes)
+        leaf = u64_view(row[A_LEAF], n_words)
         branch = u64_view(row[A_BRANCH], n_words)
         text_stop = row[A_HAS_TEXT_STOP] != 0
         if bit_at(branch, position):
             k = rank_at(branch, i32_view(row[A_BRANCH_RANK], n_words + 1), position)
-            n_branches = i32_view(row[A_BRANCH_RANK], n_words + 1)[n_words]
-            mask_ptr = i32_view(row[A_MASK_PTR], n_branches + 1)
-            low = np.int64(mask_ptr[k])
-            high = np.int64(mask_ptr[k + 1])
+            mask_ptr = i32_view(row[A_MASK_PTR], row[A_N_BRANCHES] + 1)
+            low: int = mask_ptr[k]
+            high: int = mask_ptr[k + 1]
             ids = i32_view(row[A_MASK_IDS], high)
             if text_stop:
                 for i in range(low, high):
@@ -138,7 +178,7 @@ def permitted(row: I64, vocabulary: I64, position: int, out: I32, start: int) ->
                     for i in range(high - low):
                         out[n + i] = ids[low + i]
                 n += high - low
-        elif end[position] > position + 1:
+        elif not bit_at(leaf, position):
             byte = u8_view(row[A_BYTE], n_nodes)
             live = u64_view(row[A_LIVE], n_words)
             links = links_view(vocabulary[V_LINKS], vocabulary[V_N_NODES])
@@ -147,7 +187,9 @@ def permitted(row: I64, vocabulary: I64, position: int, out: I32, start: int) ->
             n_dense = vocabulary[V_N_DENSE]
             dense = i32_view(vocabulary[V_DENSE], 256 * n_dense)
             node = 0
-            for child in range(position + 1, end[position]):
+            child = position
+            while not bit_at(leaf, child):
+                child += 1
                 node = goto(links, label, dense, n_dense, node, byte[child])
                 if node < 0:
                     break
@@ -233,11 +275,18 @@ def step_slots(
 @kernel
 def end_of_forced(row: I64, position: int) -> int:
     """The last node that must be passed from node `position`: no choice, and no possible end, before it."""
-    n_nodes = row[A_N_NODES]
-    end = i32_view(row[A_END], n_nodes)
-    terminal = u64_view(row[A_TERMINAL], (n_nodes + 63) >> 6)
+    n_words = (row[A_N_NODES] + 63) >> 6
+    leaf = u64_view(row[A_LEAF], n_words)
+    terminal = u64_view(row[A_TERMINAL], n_words)
+    branch = u64_view(row[A_BRANCH], n_words)
+    branch_rank = i32_view(row[A_BRANCH_RANK], n_words + 1)
+    child_ptr = i32_view(row[A_CHILD_PTR], row[A_N_BRANCHES] + 1)
     node = position
-    while not bit_at(terminal, node) and end[node] > node + 1 and end[node + 1] == end[node]:
+    while not bit_at(terminal, node) and not bit_at(leaf, node):
+        if bit_at(branch, node):
+            k = rank_at(branch, branch_rank, node)
+            if child_ptr[k + 1] - child_ptr[k] > 1:
+                break
         node += 1
     return node
 

@@ -2,10 +2,12 @@
 
 It depends on the vocabulary alone, is built once per tokenizer, and stays resident. pyahocorasick builds the trie;
 what stays are flat arrays, about nine bytes a node. It knows nothing of candidates and touches no file.
-Invariant: node v carries token t (or a chain of ids with equal bytes) exactly if the bytes of t lead from the root to v.
+Invariant: node v carries token t (or a chain of ids with equal bytes) exactly if the bytes of t lead from the root
+to v.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Self
 
 import ahocorasick
@@ -69,9 +71,9 @@ class TokenizerAutomaton:
         raw = data.tobytes()
         bounds = offsets.tolist()
         # Sorted, so that children of a node are inserted, and dumped, in ascending order.
-        tokens = sorted({raw[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if a != b})
+        tokens = sorted({raw[a:b] for a, b in pairwise(bounds) if a != b})
         first, label = _dump(tokens) if tokens else (np.ones(2, np.int32), np.zeros(1, np.uint8))
-        automaton = cls._from_trie(first, label, data, offsets) if is_sound(first, label) else None
+        automaton = cls._from_trie(first, label, data, offsets)
         if automaton is None:
             raise InternalInvariant("the flattened tokenizer automaton does not spell the vocabulary")
         return automaton
@@ -93,8 +95,6 @@ class TokenizerAutomaton:
             raise CorruptArtifact("the automaton of another vocabulary", section="header")
         label = sections.array("label", np.uint8)
         first = sections.array("first", np.int32, label.size + 1)
-        if not is_sound(first, label):
-            raise CorruptArtifact("no trie in breadth-first order", section="first")
         automaton = cls._from_trie(first, label, data, offsets)
         if automaton is None:
             raise CorruptArtifact("the trie does not spell the vocabulary", section="label")
@@ -102,12 +102,16 @@ class TokenizerAutomaton:
 
     @classmethod
     def _from_trie(cls, first: I32, label: U8, data: U8, offsets: I64) -> Self | None:
-        """Complete a sound trie; None if it is not the trie of these tokens."""
+        """Complete a trie; None if it is none, or not that of these tokens."""
+        for array in (first, label):
+            array.flags.writeable = False
+        if not is_sound(first, label):
+            return None
         links, twin, n_missing = place_tokens(first, label, data, offsets)
         if n_missing:
             return None
         dense = dense_rows(first, label)
-        for array in (links, label, twin, dense):
+        for array in (links, twin, dense):
             array.flags.writeable = False
         return cls(links, label, twin, dense, int(np.diff(offsets).max(initial=0)))
 

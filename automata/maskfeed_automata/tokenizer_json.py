@@ -70,7 +70,7 @@ def token_bytes_of(
 
 
 def _pieces(model: Mapping[str, Any]) -> dict[int, str]:
-    """id -> piece as written in the vocabulary."""
+    """The pieces as written in the vocabulary, by id."""
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind not in ("BPE", "Unigram"):
         raise VocabularyError(f"tokenizers of type {kind} are not understood")

@@ -10,7 +10,7 @@ import numpy as np
 
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace
 from maskfeed_automata.kernels import I32, U8, U64
-from maskfeed_automata.trie_kernels import branch_bits, build_nodes, count_before, merge_spaced
+from maskfeed_automata.trie_kernels import branch_and_leaf_bits, build_nodes, child_lists, count_before, merge_spaced
 
 __all__ = ["Trie", "build_trie"]
 
@@ -31,6 +31,14 @@ class Trie:
     branch: U64
     # int32 [n_words + 1]: branching nodes before each word
     branch_rank: I32
+    # uint64 [ceil(n_nodes / 64)]: nodes without children
+    leaf: U64
+    # int32 [n_branches + 1]: children of branch k are the entries child_ptr[k] .. child_ptr[k + 1] - 1
+    child_ptr: I32
+    # uint8 [n_children]: byte of each child, ascending in a row
+    child_byte: U8
+    # int32 [n_children]: node of each child
+    child_node: I32
     # int32 [n_variants]: candidate rank of each variant; of length 0 if the two are the same
     variant_rank: I32
 
@@ -54,8 +62,24 @@ def build_trie(candidates: CandidateSet, leading_space: LeadingSpace) -> Trie:
     variant_rank = np.empty(0, np.int32)
     if leading_space != "never":
         data, offsets, rank = merge_spaced(data, offsets, keep_exact=leading_space == "optional")
+        for array in (data, offsets):
+            array.flags.writeable = False
         if leading_space == "optional":
             variant_rank = rank
     byte, end, terminal = build_nodes(data, offsets)
-    branch = branch_bits(end)
-    return Trie(byte, end, terminal, count_before(terminal), branch, count_before(branch), variant_rank)
+    branch, leaf = branch_and_leaf_bits(end)
+    branch_rank = count_before(branch)
+    child_ptr, child_byte, child_node = child_lists(byte, end, branch, branch_rank[-1])
+    return Trie(
+        byte=byte,
+        end=end,
+        terminal=terminal,
+        terminal_rank=count_before(terminal),
+        branch=branch,
+        branch_rank=branch_rank,
+        leaf=leaf,
+        child_ptr=child_ptr,
+        child_byte=child_byte,
+        child_node=child_node,
+        variant_rank=variant_rank,
+    )

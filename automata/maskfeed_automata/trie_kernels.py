@@ -4,11 +4,15 @@ Nodes are numbered in preorder: the first child of n is n + 1, the next sibling 
 of the sorted strings, so the k-th terminal node belongs to the k-th string and no table of ranks is needed.
 """
 
+from typing import Final
+
 import numpy as np
 
-from maskfeed_automata.kernels import I32, I64, U8, U64, kernel, popcount
+from maskfeed_automata.kernels import I32, I64, U8, U64, bit_at, kernel, popcount
 
-__all__ = ["branch_bits", "build_nodes", "count_before", "merge_spaced"]
+__all__ = ["branch_and_leaf_bits", "build_nodes", "child_lists", "count_before", "merge_spaced"]
+
+_SPACE: Final = 0x20
 
 
 @kernel
@@ -64,17 +68,53 @@ def build_nodes(data: U8, offsets: I64) -> tuple[U8, I32, U64]:
 
 
 @kernel
-def branch_bits(end: I32) -> U64:
-    """Bitmap (uint64 [ceil(n_nodes / 64)]) of the nodes with more than one path below them."""
+def branch_and_leaf_bits(end: I32) -> tuple[U64, U64]:
+    """Bitmaps (uint64 [ceil(n_nodes / 64)]) of the nodes with more than one path below them, and of the leaves."""
     n_nodes = end.shape[0]
-    bits = np.zeros((n_nodes + 63) >> 6, np.uint64)
+    branch = np.zeros((n_nodes + 63) >> 6, np.uint64)
+    leaf = np.zeros((n_nodes + 63) >> 6, np.uint64)
     tail = False
     for n in range(n_nodes - 1, -1, -1):
-        # A tail is a leaf, or a node whose only child is a tail; the child was visited just before.
-        tail = end[n] == n + 1 or (tail and end[n + 1] == end[n])
+        bit = np.uint64(1) << np.uint64(n & 63)
+        if end[n] == n + 1:
+            tail = True
+            leaf[n >> 6] |= bit
+            continue
+        # A node whose only child is a tail is a tail; the child was visited just before.
+        tail = tail and end[n + 1] == end[n]
         if not tail:
-            bits[n >> 6] |= np.uint64(1) << np.uint64(n & 63)
-    return bits
+            branch[n >> 6] |= bit
+    return branch, leaf
+
+
+@kernel
+def child_lists(byte: U8, end: I32, branch: U64, n_branches: int) -> tuple[I32, U8, I32]:
+    """Children of the branching nodes, for finding one without hopping over its siblings' subtrees.
+
+    Returns:
+        child_ptr: int32 [n_branches + 1], row of each branching node.
+        child_byte: uint8 [n_children], ascending in a row.
+        child_node: int32 [n_children].
+    """
+    n_nodes = byte.shape[0]
+    child_ptr = np.empty(n_branches + 1, np.int32)
+    child_byte = np.empty(n_nodes, np.uint8)
+    child_node = np.empty(n_nodes, np.int32)
+    child_ptr[0] = 0
+    size = 0
+    k = 0
+    for n in range(n_nodes):
+        if not bit_at(branch, n):
+            continue
+        child = n + 1
+        while child < end[n]:
+            child_byte[size] = byte[child]
+            child_node[size] = child
+            size += 1
+            child = end[child]
+        k += 1
+        child_ptr[k] = size
+    return child_ptr, child_byte[:size].copy(), child_node[:size].copy()
 
 
 @kernel
@@ -92,14 +132,14 @@ def count_before(bits: U64) -> I32:
 @kernel
 def _compare_spaced(data: U8, start: int, length: int, spaced_start: int, spaced_length: int) -> int:
     """Sign of data[start:][:length] against a space followed by data[spaced_start:][:spaced_length]."""
-    difference = np.int64(data[start]) - np.int64(32)
-    if difference != 0:
-        return difference  # type: ignore[no-any-return]
+    if data[start] != _SPACE:
+        return -1 if data[start] < _SPACE else 1
     limit = min(length - 1, spaced_length)
     for k in range(limit):
-        difference = np.int64(data[start + 1 + k]) - np.int64(data[spaced_start + k])
-        if difference != 0:
-            return difference  # type: ignore[no-any-return]
+        a = data[start + 1 + k]
+        b = data[spaced_start + k]
+        if a != b:
+            return -1 if a < b else 1
     return length - 1 - spaced_length
 
 
@@ -144,7 +184,7 @@ def merge_spaced(data: U8, offsets: I64, *, keep_exact: bool) -> tuple[U8, I64, 
             exact += 1
         else:
             source = spaced
-            out[size] = 32
+            out[size] = _SPACE
             size += 1
         if order >= 0:
             spaced += 1

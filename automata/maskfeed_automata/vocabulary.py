@@ -191,7 +191,7 @@ class Vocabulary:
         """Whether every byte in `data` (uint8 [n]) is a token by itself."""
         return bool(self.single_bytes.all() or self.single_bytes[data].all())
 
-    def limited_to(self, logits_width: int) -> "Vocabulary":
+    def limited_to(self, logits_width: int) -> Self:
         """The same vocabulary without ids from `logits_width` on (its stop ids too); itself if there are none.
 
         Raises:
@@ -203,11 +203,11 @@ class Vocabulary:
             return self
         offsets = self.offsets[: logits_width + 1].copy()
         stop_token_ids = [token_id for token_id in self.stop_token_ids if token_id < logits_width]
-        return Vocabulary(self.data[: offsets[-1]].copy(), offsets, stop_token_ids)
+        return type(self)(self.data[: offsets[-1]].copy(), offsets, stop_token_ids)
 
     def to_bytes(self) -> bytes:
         """The vocabulary as one buffer, stop ids included."""
-        sections = {
+        sections: dict[str, np.ndarray[Any, Any]] = {
             "offsets": self.offsets,
             "data": self.data,
             "stop_token_ids": np.array(self.stop_token_ids, np.int64),
@@ -242,11 +242,11 @@ class Vocabulary:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Vocabulary(size={self.size}, fingerprint={self.fingerprint[:12]}..., stop_token_ids={self.stop_token_ids})"
+        return f"Vocabulary({self.fingerprint[:12]}..., size={self.size}, stop_token_ids={self.stop_token_ids})"
 
 
 def _fingerprint(data: U8, offsets: I64) -> str:
     digest = hashlib.sha256(b"maskfeed vocabulary 1 ")
     digest.update(np.diff(offsets).astype("<u4").tobytes())
-    digest.update(data)
+    digest.update(data.data)
     return digest.hexdigest()

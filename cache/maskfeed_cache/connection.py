@@ -4,8 +4,9 @@ It knows the driver's defaults and overrides those that would make a thread deaf
 every wait bounded. It knows no key and no command. Invariant: code inside `store_errors` lets no driver exception out.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "DRIVER_ERRORS",
     "Timeouts",
     "as_bytes",
+    "async_store_errors",
     "backoff_s",
     "open_async_client",
     "open_client",
@@ -43,9 +45,9 @@ _LAST_BACKOFF_S: Final = 1.0
 class Timeouts:
     """How long to wait for Redis, in seconds. Nothing is tried twice behind the caller's back."""
 
-    connect_s: float = 1.0
-    # silence on the socket after a command, not the time of the whole answer
-    answer_s: float = 2.0
+    connect_s: float = 2.0
+    # for a synchronous client the silence on the socket after a command; for an asynchronous one the whole operation
+    answer_s: float = 5.0
 
 
 DEFAULT_TIMEOUTS: Final = Timeouts()
@@ -58,13 +60,18 @@ def open_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.Redis:
         StoreError: the URL can't be read.
     """
     with _url_errors():
-        pool = redis.ConnectionPool.from_url(url, **_options(timeouts), retry=Retry(NoBackoff(), 0))
+        pool = redis.ConnectionPool.from_url(
+            url, **_options(timeouts), socket_timeout=timeouts.answer_s, retry=Retry(NoBackoff(), 0)
+        )
         pool.connection_class(**pool.connection_kwargs)
         return redis.Redis.from_pool(pool)
 
 
 def open_async_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.asyncio.Redis:
     """Client for one event loop, with a bounded pool in which callers wait. Connects at the first command.
+
+    It has no time-out of its own for answers: use it inside `async_store_errors`. The driver would put each write into
+    `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes as the write ends.
 
     Raises:
         StoreError: the URL can't be read.
@@ -73,6 +80,7 @@ def open_async_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             **_options(timeouts),
+            socket_timeout=None,
             retry=AsyncRetry(NoBackoff(), 0),
             max_connections=_ASYNC_CONNECTIONS,
             timeout=timeouts.answer_s,
@@ -101,6 +109,19 @@ def store_errors(stage: str) -> Iterator[None]:
         raise StoreUnavailable(f"Redis failed during {stage}: {error}", stage=stage) from error
 
 
+@asynccontextmanager
+async def async_store_errors(stage: str, *, within_s: float) -> AsyncIterator[None]:
+    """The same for an asynchronous client, with a limit for all that happens inside.
+
+    Raises:
+        CapacityError: Redis is at its memory limit and refused the write.
+        StoreUnavailable: anything else that the driver raised, or the time is up.
+    """
+    with store_errors(stage):
+        async with asyncio.timeout(within_s):
+            yield
+
+
 def as_bytes(reply: bytes | str | None) -> bytes | None:
     """The driver types its answers for clients that decode; ours never do."""
     assert not isinstance(reply, str)
@@ -118,7 +139,6 @@ def backoff_s() -> Iterator[float]:
 def _options(timeouts: Timeouts) -> dict[str, Any]:
     return {
         "socket_connect_timeout": timeouts.connect_s,
-        "socket_timeout": timeouts.answer_s,
         "decode_responses": False,
         # version 3 adds pushed messages and other shapes of answers; nothing here needs them
         "protocol": 2,

@@ -135,6 +135,7 @@ class GatewayFeed(Protocol):
         """Take the stream's end as position, take the lease, start the tasks that renew it and read the events.
 
         Raises:
+            CapacityError: the store is at its memory limit; nothing was started, call it again.
             StoreUnavailable: no connection, or no answer in time; nothing was started, call it again.
         """
         ...

@@ -18,7 +18,7 @@ HANDLE_KEY: Final = "maskfeed"
 PROBE: Final = "probe"
 
 _PATTERN: Final = re.compile(
-    r"mf1:(?P<hash>[0-9a-f]{64}|probe):(?P<reserved>[0-9]{1,10}):(?P<nonce>[0-9a-f]{32}):(?P<epochs>[0-9a-f]{16}(,[0-9a-f]{16})*)"
+    r"mf1:(?P<hash>[0-9a-f]{64}|probe):(?P<reserved>0|[1-9][0-9]{0,9}):(?P<nonce>[0-9a-f]{32}):(?P<epochs>[0-9a-f]{16}(,[0-9a-f]{16})*)"
 )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 from maskfeed_automata.errors import CapacityError, CorruptArtifact, StoreError, StoreUnavailable, UnknownArtifact
@@ -17,9 +17,9 @@ from maskfeed_cache.connection import (
     DEFAULT_TIMEOUTS,
     Timeouts,
     as_bytes,
+    async_store_errors,
     backoff_s,
     open_async_client,
-    store_errors,
 )
 from maskfeed_cache.feed_messages import (
     Announcement,
@@ -66,9 +66,7 @@ class RedisGatewayFeed:
         self._keys = keys
         self._lease_ms = lease_ms
         self._client = open_async_client(url, timeouts)
-        # a read may be silent for _BLOCK_MS before its answer is late
-        patient = Timeouts(connect_s=timeouts.connect_s, answer_s=timeouts.answer_s + _BLOCK_MS / 1000)
-        self._reader = open_async_client(url, patient)
+        self._answer_s = timeouts.answer_s
         self._position = BEGINNING
         self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue(_QUEUED_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,7 +87,7 @@ class RedisGatewayFeed:
 
     async def start(self) -> None:
         """See `GatewayFeed`."""
-        with store_errors("start"):
+        async with self._store_errors("start"):
             self._position = await self._newest_entry_id() or BEGINNING
             await self._take_lease()
         self._tasks = [
@@ -109,14 +107,14 @@ class RedisGatewayFeed:
             self._queue.get_nowait()
         self._queue.put_nowait(None)
         # a lease that can't be given up lapses by itself
-        with suppress(StoreUnavailable), store_errors("close"):
-            await self._client.delete(self._keys.gateway(self._gateway))
-        await self._reader.aclose()
+        with suppress(StoreUnavailable):
+            async with self._store_errors("close"):
+                await self._client.delete(self._keys.gateway(self._gateway))
         await self._client.aclose()
 
     async def engines(self) -> list[EngineRecord]:
         """See `GatewayFeed`. An engine that renews in the instant of being dropped is back with its next renewal."""
-        with store_errors("engines"):
+        async with self._store_errors("engines"):
             members: Any = await self._client.smembers(self._keys.engines)
             epochs = sorted(epoch.decode() for epoch in members)
             if not epochs:
@@ -130,7 +128,7 @@ class RedisGatewayFeed:
 
     async def vocabulary(self, fingerprint: str) -> bytes:
         """See `GatewayFeed`."""
-        with store_errors("vocabulary"):
+        async with self._store_errors("vocabulary"):
             blob = as_bytes(await self._client.get(self._keys.vocabulary(fingerprint)))
         if blob is None:
             raise UnknownArtifact(f"no engine has published the vocabulary {fingerprint}", artifact_hash=fingerprint)
@@ -138,24 +136,25 @@ class RedisGatewayFeed:
 
     async def announce(self, announcement: Announcement) -> None:
         """See `GatewayFeed`. One round trip, one transaction."""
-        with store_errors("announce"):
-            async with self._client.pipeline(transaction=True) as pipeline:
-                pipeline.set(self._keys.gateway(self._gateway), 1, px=self._lease_ms)
-                self._add(pipeline, announcement)
-                await pipeline.execute()
+        async with self._store_errors("announce"), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.set(self._keys.gateway(self._gateway), 1, px=self._lease_ms)
+            self._add(pipeline, announcement)
+            await pipeline.execute()
 
     async def end(self, nonces: Sequence[str]) -> None:
         """See `GatewayFeed`. One round trip."""
-        with store_errors("end"):
-            async with self._client.pipeline(transaction=False) as pipeline:
-                for nonce in nonces:
-                    self._add(pipeline, Ended(nonce))
-                await pipeline.execute()
+        async with self._store_errors("end"), self._client.pipeline(transaction=False) as pipeline:
+            for nonce in nonces:
+                self._add(pipeline, Ended(nonce))
+            await pipeline.execute()
 
     async def events(self) -> AsyncIterator[EngineEvent]:
         """See `GatewayFeed`."""
         while not self._is_closed and (event := await self._queue.get()) is not None:
             yield event
+
+    def _store_errors(self, stage: str, *, patience_s: float = 0.0) -> AbstractAsyncContextManager[None]:
+        return async_store_errors(stage, within_s=self._answer_s + patience_s)
 
     async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
         """Take `step` again and again until cancelled; wait longer after each failure in a row."""
@@ -171,18 +170,18 @@ class RedisGatewayFeed:
 
     async def _keep_lease(self) -> None:
         await asyncio.sleep(self._lease_ms / 3000)
-        with store_errors("lease"):
+        async with self._store_errors("lease"):
             await self._take_lease()
 
     async def _take_lease(self) -> None:
         await self._client.set(self._keys.gateway(self._gateway), 1, px=self._lease_ms)
 
     async def _read_events(self) -> None:
-        with store_errors("events"):
+        async with self._store_errors("events", patience_s=_BLOCK_MS / 1000):
             if self._is_adrift:
                 self._position = resume_position(self._position, await self._newest_entry_id())
             self._is_adrift = True
-            streams: Any = await self._reader.xread(
+            streams: Any = await self._client.xread(
                 {self._keys.events: self._position}, count=_ENTRIES_PER_READ, block=_BLOCK_MS
             )
             self._is_adrift = False

@@ -9,7 +9,15 @@ from typing import Final
 import msgspec
 
 from maskfeed_automata.errors import CorruptArtifact, UnknownArtifact
-from maskfeed_cache.connection import DEFAULT_TIMEOUTS, Timeouts, as_bytes, open_async_client, open_client, store_errors
+from maskfeed_cache.connection import (
+    DEFAULT_TIMEOUTS,
+    Timeouts,
+    as_bytes,
+    async_store_errors,
+    open_async_client,
+    open_client,
+    store_errors,
+)
 from maskfeed_cache.keys import BLOB_TTL_S, INDEX_TTL_S, VOCABULARY_TTL_S, Keyspace
 from maskfeed_cache.store import IndexEntry, hash_blob
 
@@ -108,6 +116,7 @@ class RedisSetIndex:
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._client = open_async_client(url, timeouts)
+        self._answer_s = timeouts.answer_s
         self._keys = keys
         self._index_ttl_s = index_ttl_s
         self._blob_ttl_s = blob_ttl_s
@@ -120,12 +129,12 @@ class RedisSetIndex:
         its entry, which costs one more compile and nothing else.
         """
         key = self._keys.index(digest)
-        with store_errors("lookup"):
+        async with async_store_errors("lookup", within_s=self._answer_s):
             text = as_bytes(await self._client.getex(key, ex=self._index_ttl_s))
         if text is None:
             return None
         entry = _decode_entry(text)
-        with store_errors("lookup"):
+        async with async_store_errors("lookup", within_s=self._answer_s):
             if await self._client.expire(self._keys.blob(entry.artifact_hash), self._blob_ttl_s):
                 return entry
             await self._client.delete(key)
@@ -133,7 +142,7 @@ class RedisSetIndex:
 
     async def commit(self, digest: str, entry: IndexEntry) -> bool:
         """See `SetIndex`. One command, so of several commits of a new digest exactly one returns True."""
-        with store_errors("commit"):
+        async with async_store_errors("commit", within_s=self._answer_s):
             previous = await self._client.set(
                 self._keys.index(digest), msgspec.json.encode(entry), ex=self._index_ttl_s, get=True
             )
@@ -141,7 +150,7 @@ class RedisSetIndex:
 
     async def ping(self) -> None:
         """See `SetIndex`."""
-        with store_errors("ping"):
+        async with async_store_errors("ping", within_s=self._answer_s):
             await self._client.ping()
 
     async def close(self) -> None:

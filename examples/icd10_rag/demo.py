@@ -1,8 +1,8 @@
 """Retrieval turns over 74,260 ICD-10-CM codes, each answered with exactly one of the codes retrieved for it.
 
 Starts a private Redis, vLLM with SmolLM2-135M and the maskfeed processor, and the gateway; then takes one clinical
-note after another: search, post what was found as the permitted answers, print the answer and where the time went,
-and beside it what vLLM's own `structured_outputs.choice` needed for the same turn. `make demo` installs and runs it.
+note after another: search, post what was found as the permitted answers, print the answer and where the time went.
+Then the same turns again through vLLM's own `structured_outputs.choice`. `make demo` installs and runs it.
 
 Exit status: 0; 1 if an answer was not one of its candidates or a part failed; 130 after Ctrl-C.
 """
@@ -14,16 +14,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import openai
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from maskfeed_cache.private_redis import PrivateRedis
 from processes import ChildFailed, Progress, Supervisor, http_answers
-from retrieval import CodeIndex
+from retrieval import Code, CodeIndex
 from services import ENGINE_ENVIRONMENT, engine_command, free_port, gateway_command
 from turns import STAGES, ConstrainedAnswer, NativeAnswer, WrongAnswer, ask_maskfeed, ask_native
 
@@ -33,12 +35,12 @@ _MODEL = "smollm2-135m"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the closing table."""
+class Turn:
+    """A note, what was retrieved for it, and the gateway's answer."""
 
-    n_candidates: int
+    note: str
+    retrieved: list[Code]
     ours: ConstrainedAnswer
-    native: NativeAnswer | None
 
 
 class Narrator:
@@ -74,6 +76,7 @@ class Demo:
 
     def __init__(self, supervisor: Supervisor, redis_url: str, narrator: Narrator) -> None:
         self._narrator = narrator
+        self.show = narrator.console.print
         engine_port, gateway_port = free_port(), free_port()
         engine_url, gateway_url = (f"http://127.0.0.1:{port}" for port in (engine_port, gateway_port))
         engine = supervisor.start(
@@ -83,11 +86,11 @@ class Demo:
         )
         with narrator.step("starting vLLM with SmolLM2-135M (about 30 s)") as progress:
             took_s = engine.wait_until(lambda: http_answers(f"{engine_url}/health"), timeout_s=600, progress=progress)
-        narrator.console.print(f"vLLM is up after {took_s:.0f} s")
+        self.show(f"vLLM is up after {took_s:.0f} s")
         gateway = supervisor.start("gateway", gateway_command(gateway_port, engine_url=engine_url, redis_url=redis_url))
         with narrator.step("starting the gateway; it proves that the engine enforces masks") as progress:
             took_s = gateway.wait_until(lambda: http_answers(f"{gateway_url}/ready"), timeout_s=120, progress=progress)
-        narrator.console.print(f"the gateway is ready after {took_s:.0f} s")
+        self.show(f"the gateway is ready after {took_s:.0f} s")
         self._gateway = openai.OpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=120)
         self._engine = openai.OpenAI(base_url=f"{engine_url}/v1", api_key="none", max_retries=0)
 
@@ -97,30 +100,31 @@ class Demo:
             ask_maskfeed(self._gateway, _MODEL, "fever", index.codes[:2])
             ask_native(self._engine, _MODEL, "fever", index.codes[:2], limit_s=120)
 
-    def take_turn(self, index: CodeIndex, note: str, n_candidates: int, native_limit_s: float | None) -> Row:
-        """Search, ask, print."""
-        show = self._narrator.console.print
+    def take_turn(self, index: CodeIndex, note: str, n_candidates: int) -> Turn:
+        """Search, ask the gateway, print."""
         retrieved = index.search(note, n_candidates)
-        show(f"  note        {escape(_shortened(note))}")
-        show(f"  candidates  {len(retrieved):,} of {len(index.codes):,} codes, retrieved for this note")
-        with self._narrator.step("  asking through maskfeed"):
+        self.show(f"  note        {escape(_shortened(note))}")
+        self.show(f"  candidates  {len(retrieved):,} of {len(index.codes):,} codes, retrieved for this note")
+        with self._narrator.step("  asking"):
             ours = ask_maskfeed(self._gateway, _MODEL, note, retrieved)
-        show(f"  answer      [bold]{ours.chosen.code}  {escape(ours.chosen.description)}[/bold]")
+        self.show(f"  answer      [bold]{ours.chosen.code}  {escape(ours.chosen.description)}[/bold]")
         stages = ", ".join(f"{stage} {ours.stage_ms[stage]:.1f}" for stage in STAGES)
-        show(f"  maskfeed    {stages}; whole answer {ours.total_ms:,.0f} ms")
-        native = None
-        if native_limit_s is not None:
-            with self._narrator.step(f"  asking vLLM's own choice (at most {native_limit_s:.0f} s)"):
-                native = ask_native(self._engine, _MODEL, note, retrieved, limit_s=native_limit_s)
-            verdict = native.problem or ("same answer" if native.text == ours.chosen.description else native.text)
-            show(f"  vLLM alone  whole answer {native.total_ms:,.0f} ms ({escape(str(verdict))})")
-        return Row(len(retrieved), ours, native)
+        self.show(f"  ms          {stages}; whole answer {ours.total_ms:,.0f}")
+        return Turn(note, retrieved, ours)
+
+    def compare(self, number: int, turn: Turn, limit_s: float) -> NativeAnswer:
+        """Ask the engine itself for the same turn, print."""
+        text = f"  turn {number}, {len(turn.retrieved):,} candidates"
+        with self._narrator.step(f"{text}, at most {limit_s:.0f} s"):
+            native = ask_native(self._engine, _MODEL, turn.note, turn.retrieved, limit_s=limit_s)
+        same = "the same answer" if native.text == turn.ours.chosen.description else f"another answer: {native.text}"
+        self.show(f"{text}: {native.total_ms:,.0f} ms, {escape(native.problem or same)}")
+        return native
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Start all, take the turns, print the table, stop all."""
     narrator = Narrator()
-    notes = json.loads((_FOLDER / "notes.json").read_text())[: arguments.turns]
     with narrator.step("indexing the ICD-10-CM codes"):
         index = CodeIndex.from_file(_FOLDER / "icd10cm_billable.tsv.xz")
     with (
@@ -128,15 +132,18 @@ def run(arguments: argparse.Namespace) -> None:
         PrivateRedis(Path(folder)) as redis,
         Supervisor(_CACHE / "demo") as supervisor,
     ):
-        demo = Demo(supervisor, redis.url, narrator)
-        demo.warm_up(index)
-        rows = []
-        for number, turn in enumerate(notes, start=1):
-            narrator.console.print(f"\n[bold]Turn {number} of {len(notes)}[/bold]")
-            limit_s = None if arguments.skip_native else arguments.native_limit
-            rows.append(demo.take_turn(index, turn["note"], turn["candidates"], limit_s))
-        narrator.console.print(_table(rows))
-        narrator.console.print(f"All {len(rows)} answers are members of their sets.")
+        try:
+            demo = Demo(supervisor, redis.url, narrator)
+            demo.warm_up(index)
+            turns = _take_turns(demo, index, arguments.turns)
+            natives = [] if arguments.skip_native else _compare_turns(demo, turns, arguments.native_limit)
+        except KeyboardInterrupt:
+            narrator.console.print("\nstopping ...")
+            raise
+    narrator.console.print(_table(turns, natives))
+    if any(native.problem for native in natives):
+        narrator.console.print("  * failed or given up")
+    narrator.console.print(f"All {len(turns)} answers are members of their sets.")
 
 
 def main() -> int:
@@ -159,19 +166,36 @@ def main() -> int:
     return 0
 
 
-def _shortened(note: str, width: int = 150) -> str:
-    return note if len(note) <= width else f"{note[:width].rsplit(' ', 1)[0]} ..."
+def _take_turns(demo: Demo, index: CodeIndex, n_turns: int | None) -> list[Turn]:
+    notes = json.loads((_FOLDER / "notes.json").read_text())[:n_turns]
+    turns = []
+    for number, note in enumerate(notes, start=1):
+        demo.show(f"\n[bold]Turn {number} of {len(notes)}[/bold]")
+        turns.append(demo.take_turn(index, note["note"], note["candidates"]))
+    return turns
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="\nMilliseconds", title_justify="left")
-    for heading in ("candidates", *STAGES, "set ready", "whole answer", "vLLM's own choice"):
+def _compare_turns(demo: Demo, turns: list[Turn], limit_s: float) -> list[NativeAnswer]:
+    # After all turns: a grammar that is given up is compiled to its end all the same, beside whatever comes next.
+    demo.show("\n[bold]The same turns with vLLM's own structured_outputs.choice[/bold]")
+    return [demo.compare(number, turn, limit_s) for number, turn in enumerate(turns, start=1)]
+
+
+def _shortened(note: str) -> str:
+    """Beginning and end: who it is, and what was found."""
+    beginning, end = note[:60].rsplit(" ", 1)[0], note[-80:].split(" ", 1)[1]
+    return f"{beginning} [...] {end}"
+
+
+def _table(turns: list[Turn], natives: list[NativeAnswer]) -> Table:
+    table = Table(title="\nMilliseconds", title_justify="left", box=SIMPLE)
+    for heading in ("set of", *STAGES, "sum", "answer", "vLLM alone"):
         table.add_column(heading, justify="right")
-    for row in rows:
-        stages = [f"{row.ours.stage_ms[stage]:.1f}" for stage in STAGES]
-        native = "-" if row.native is None else row.native.problem or f"{row.native.total_ms:,.0f}"
-        set_ready = f"{sum(row.ours.stage_ms.values()):.1f}"
-        table.add_row(f"{row.n_candidates:,}", *stages, set_ready, f"{row.ours.total_ms:,.0f}", native)
+    for turn, native in zip_longest(turns, natives):
+        stages_ms = [turn.ours.stage_ms[stage] for stage in STAGES]
+        alone = "-" if native is None else f"{native.total_ms:,.0f}{'*' if native.problem else ''}"
+        figures = [f"{figure:.1f}" for figure in (*stages_ms, sum(stages_ms))]
+        table.add_row(f"{len(turn.retrieved):,}", *figures, f"{turn.ours.total_ms:,.0f}", alone)
     return table
 
 

@@ -99,7 +99,7 @@ class ChildProcess:
             raise ChildFailed(f"{self.name} ended with exit code {code}\n{self._log_excerpt()}")
         return time.monotonic() - began
 
-    def stop(self, *, grace_s: float = 10.0) -> None:
+    def stop(self, *, grace_s: float = 5.0) -> None:
         """SIGTERM to the child, then SIGKILL to whatever is left of its group. Idempotent."""
         if self._stopped:
             return

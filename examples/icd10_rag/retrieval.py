@@ -42,4 +42,5 @@ class CodeIndex:
 
 
 def _tokenize(texts: list[str]) -> bm25s.tokenization.Tokenized:
-    return bm25s.tokenize(texts, stopwords="en", show_progress=False)
+    # The default pattern drops words of one character, and with them what tells type 1 from type 2.
+    return bm25s.tokenize(texts, token_pattern=r"\b\w+\b", stopwords="en", show_progress=False)

@@ -64,7 +64,9 @@ def ask_maskfeed(client: openai.OpenAI, model: str, note: str, retrieved: Sequen
         extra_body={"candidates": candidates},
     )
     total_ms = (time.perf_counter() - began) * 1000
-    report: dict[str, Any] = (response.model_extra or {})["maskfeed"]
+    report: dict[str, Any] | None = (response.model_extra or {}).get("maskfeed")
+    if report is None:
+        raise WrongAnswer("the answer carries no report of maskfeed, so nothing constrained it")
     chosen = Code(report["id"], response.choices[0].message.content or "")
     if chosen not in set(retrieved):
         raise WrongAnswer(f"{chosen} is none of the {len(retrieved)} candidates")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import Oracle
-from vocabularies import random_candidates, random_tokens, tokens_of
 
 from maskfeed_automata import Automaton, Batch, Vocabulary, bitmask_width, build, compile
 from maskfeed_automata.errors import CandidateError, TokenNotAllowed
+from reference import Oracle
+from vocabularies import random_candidates, random_tokens, tokens_of
 
 leading_spaces = st.sampled_from(["never", "optional", "always"])
 # Indices that pick from whatever is permitted; a stop id among the choices ends the text.
@@ -23,16 +23,17 @@ def bits_of(row, size):
 
 def assert_position_is(cursor, oracle, history, text_candidates):
     expected = oracle.allowed(history)
+    size = cursor.automaton.vocabulary.size
     assert cursor.allowed_token_ids().tolist() == expected
-    row = np.full(bitmask_width(len(oracle.tokens)), -1, np.int32)
+    row = np.full(bitmask_width(size), -1, np.int32)
     cursor.fill_bitmask(row)
-    assert bits_of(row, len(oracle.tokens)) == expected
+    assert bits_of(row, size) == expected
     text = oracle.text(history)
     assert cursor.is_terminal == (text in oracle.index_of)
     assert cursor.is_finished == (bool(history) and history[-1] in oracle.stop_token_ids)
     index = oracle.index_of.get(text)
     assert cursor.candidate_index == index
-    for token_id in set(range(-1, len(oracle.tokens) + 1)) - set(expected):
+    for token_id in set(range(-1, size + 1)) - set(expected):
         with pytest.raises(TokenNotAllowed):
             cursor.advance(token_id)
     assert cursor.n_tokens == len(history)

@@ -1,18 +1,29 @@
 """The room's border: URLs in, typed errors out."""
 
+import asyncio
 import inspect
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis.exceptions
 
 from maskfeed_automata.errors import CapacityError, MaskfeedError, StoreError, StoreUnavailable
-from maskfeed_cache.connection import Timeouts, backoff_s, open_async_client, open_client, store_errors
+from maskfeed_cache.connection import (
+    Timeouts,
+    async_store_errors,
+    backoff_s,
+    open_async_client,
+    open_client,
+    store_errors,
+)
 
 DRIVER_EXCEPTIONS = [
     exception
     for _, exception in inspect.getmembers(redis.exceptions, inspect.isclass)
-    if issubclass(exception, Exception) and exception.__module__ == "redis.exceptions"
+    if issubclass(exception, Exception)
+    and exception.__module__ == "redis.exceptions"
     # raised when a cluster client is configured, which this room has not
     and exception.__name__ != "IncorrectPolicyType"
 ]
@@ -54,7 +65,14 @@ def test_errors_of_our_own_pass_unchanged() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:6379", "http://host", "redis://host:port", "redis://host?socket_timeout=soon", "redis://host?color=red"],
+    [
+        "",
+        "localhost:6379",
+        "http://host",
+        "redis://host:port",
+        "redis://host?socket_timeout=soon",
+        "redis://host?color=red",
+    ],
 )
 def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
     for open_any in (open_client, open_async_client):
@@ -70,16 +88,43 @@ def test_a_password_in_a_bad_url_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://host:1", "rediss://host:1", "unix:///run/redis.sock"])
-def test_clients_wait_as_long_as_told_and_never_try_twice(url: str) -> None:
-    for client in (
-        open_client(url, Timeouts(connect_s=0.5, answer_s=0.25)),
-        open_async_client(url, Timeouts(connect_s=0.5, answer_s=0.25)),
-    ):
-        pool = client.connection_pool
-        connection = pool.connection_class(**pool.connection_kwargs)
-        assert (connection.socket_connect_timeout, connection.socket_timeout) == (0.5, 0.25)
-        assert connection.retry.get_retries() == 0
-        assert not pool.get_encoder().decode_responses
+@pytest.mark.parametrize(("open_any", "answer_s"), [(open_client, 0.25), (open_async_client, None)])
+def test_clients_wait_as_long_as_told_and_never_try_twice(
+    url: str, open_any: Callable[..., Any], answer_s: float | None
+) -> None:
+    pool = open_any(url, Timeouts(connect_s=0.5, answer_s=0.25)).connection_pool
+    connection = pool.connection_class(**pool.connection_kwargs)
+    assert connection.socket_connect_timeout == 0.5
+    # None: the asynchronous side has a limit for the whole operation instead
+    assert connection.socket_timeout == answer_s
+    assert connection.retry.get_retries() == 0
+    assert not pool.get_encoder().decode_responses
+
+
+async def test_an_operation_has_a_limit_for_all_of_its_time() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        async with async_store_errors("get", within_s=0.01):
+            await asyncio.Event().wait()
+    assert caught.value.context["stage"] == "get"
+
+
+@pytest.mark.parametrize("n_steps", range(60))
+async def test_a_cancellation_is_heard_at_every_step_of_an_operation(redis_url: str, n_steps: int) -> None:
+    client = open_async_client(redis_url)
+
+    async def wait_for_an_element() -> None:
+        async with async_store_errors("wait", within_s=30):
+            await client.blpop(["none"], timeout=30)
+
+    waiting = asyncio.create_task(wait_for_an_element())
+    for _ in range(n_steps):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting], timeout=5)
+    assert waiting.cancelled()
+    # and the pool hands out no connection on which an old answer may arrive
+    assert await client.echo("mine") == b"mine"
+    await client.aclose()
 
 
 def test_waits_between_attempts_grow_to_a_bound() -> None:

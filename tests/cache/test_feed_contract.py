@@ -7,33 +7,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 import redis
-from waiting import eventually
 
+from feed_samples import RECORD, VOCABULARY, announcement
 from maskfeed_automata.errors import InternalInvariant, StoreUnavailable, UnknownArtifact
 from maskfeed_cache.feed import EngineFeed, GatewayFeed
-from maskfeed_cache.feed_messages import Announcement, Dead, Ended, EngineRecord, Failed, Ready
+from maskfeed_cache.feed_messages import Dead, Ended, EngineRecord, Failed, Ready
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.memory_broker import MemoryBroker
 from maskfeed_cache.memory_feed import MemoryEngineFeed, MemoryGatewayFeed
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
+from waiting import eventually
 
 KEYS = Keyspace(group="contract")
-RECORD = EngineRecord(
-    epoch="0123456789abcdef",
-    group="contract",
-    fingerprint="f" * 64,
-    logits_width=151_936,
-    max_model_len=4_096,
-    reserved_id=151_660,
-    stop_token_ids=(151_643, 151_645),
-    model="tiny",
-    reasoning_parser=None,
-    format_versions=(1,),
-    n_ranks=2,
-    engine_version="0.32.0",
-)
-VOCABULARY = b"\x00vocabulary\xff"
 LONG_MS = 60_000
 SHORT_MS = 60
 
@@ -103,10 +89,6 @@ async def feeds(request: pytest.FixtureRequest) -> AsyncIterator[Feeds]:
         await gateway.close()
 
 
-def announcement(nonce: str, gateway: GatewayFeed) -> Announcement:
-    return Announcement("a" * 64, 1_234, nonce, 30_000, gateway.gateway)
-
-
 async def next_events(gateway: GatewayFeed, n_events: int) -> list[object]:
     events = gateway.events()
     async with asyncio.timeout(5):
@@ -115,7 +97,7 @@ async def next_events(gateway: GatewayFeed, n_events: int) -> list[object]:
 
 async def test_messages_of_a_gateway_reach_the_engine_in_their_order(feeds: Feeds) -> None:
     engine, gateway = feeds.engine(), await feeds.gateway()
-    first, second = announcement("1", gateway), announcement("2", gateway)
+    first, second = announcement("1", gateway.gateway), announcement("2", gateway.gateway)
     await gateway.announce(first)
     await gateway.end(["8", "9"])
     await gateway.announce(second)
@@ -126,27 +108,27 @@ async def test_messages_of_a_gateway_reach_the_engine_in_their_order(feeds: Feed
 async def test_an_engine_asks_again_from_where_it_stopped(feeds: Feeds) -> None:
     engine, gateway = feeds.engine(), await feeds.gateway()
     for nonce in ("1", "2", "3"):
-        await gateway.announce(announcement(nonce, gateway))
+        await gateway.announce(announcement(nonce, gateway.gateway))
         engine.arm()
-        assert engine.receive() == [announcement(nonce, gateway)]
+        assert engine.receive() == [announcement(nonce, gateway.gateway)]
 
 
 async def test_each_engine_of_the_group_hears_each_message(feeds: Feeds) -> None:
     engines = [feeds.engine(), feeds.engine(replace(RECORD, epoch="f" * 16))]
     gateway = await feeds.gateway()
-    await gateway.announce(announcement("1", gateway))
+    await gateway.announce(announcement("1", gateway.gateway))
     for engine in engines:
         engine.arm()
-        assert engine.receive() == [announcement("1", gateway)]
+        assert engine.receive() == [announcement("1", gateway.gateway)]
 
 
 async def test_an_engine_does_not_hear_what_was_said_before_it_registered(feeds: Feeds) -> None:
     gateway = await feeds.gateway()
-    await gateway.announce(announcement("early", gateway))
+    await gateway.announce(announcement("early", gateway.gateway))
     engine = feeds.engine()
-    await gateway.announce(announcement("late", gateway))
+    await gateway.announce(announcement("late", gateway.gateway))
     engine.arm()
-    assert engine.receive() == [announcement("late", gateway)]
+    assert engine.receive() == [announcement("late", gateway.gateway)]
 
 
 def test_without_news_an_engine_receives_nothing_after_the_time_for_that(feeds: Feeds) -> None:
@@ -162,9 +144,9 @@ async def test_the_descriptor_becomes_readable_with_the_first_message(feeds: Fee
     poll = select.poll()
     poll.register(engine.fileno(), select.POLLIN)
     assert poll.poll(0) == []
-    await gateway.announce(announcement("1", gateway))
+    await gateway.announce(announcement("1", gateway.gateway))
     assert poll.poll(5_000) == [(engine.fileno(), select.POLLIN)]
-    assert engine.receive() == [announcement("1", gateway)]
+    assert engine.receive() == [announcement("1", gateway.gateway)]
 
 
 def test_arming_twice_asks_once(feeds: Feeds) -> None:
@@ -178,14 +160,14 @@ def test_arming_twice_asks_once(feeds: Feeds) -> None:
 
 async def test_a_new_connection_keeps_the_position(feeds: Feeds) -> None:
     engine, gateway = feeds.engine(), await feeds.gateway()
-    await gateway.announce(announcement("1", gateway))
+    await gateway.announce(announcement("1", gateway.gateway))
     engine.arm()
     assert len(engine.receive()) == 1
     engine.arm()
-    await gateway.announce(announcement("2", gateway))
+    await gateway.announce(announcement("2", gateway.gateway))
     engine.reconnect()
     engine.arm()
-    assert engine.receive() == [announcement("2", gateway)]
+    assert engine.receive() == [announcement("2", gateway.gateway)]
 
 
 def test_before_registration_there_is_no_connection_and_nothing_to_renew(feeds: Feeds) -> None:
@@ -306,7 +288,7 @@ async def test_an_announcement_carries_the_lease_with_it(feeds: Feeds) -> None:
     engine, gateway = feeds.engine(), await feeds.gateway()
     feeds.expire_lease(gateway.gateway)
     assert engine.dead_gateways([gateway.gateway]) == {gateway.gateway}
-    await gateway.announce(announcement("1", gateway))
+    await gateway.announce(announcement("1", gateway.gateway))
     assert engine.dead_gateways([gateway.gateway]) == set()
 
 
@@ -316,7 +298,7 @@ async def test_two_gateways_have_two_names(feeds: Feeds) -> None:
 
 async def test_nothing_readable_is_skipped(feeds: Feeds) -> None:
     engine, gateway = feeds.engine(), await feeds.gateway()
-    await gateway.announce(announcement("1", gateway))
+    await gateway.announce(announcement("1", gateway.gateway))
     engine.publish([Dead("x", "")])
     engine.arm()
     engine.receive()

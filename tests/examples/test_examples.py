@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from stack import Stack
 
 from engine_server import EngineServer
 from model_files import smollm2_directory
 from services import ENGINE_ENVIRONMENT
+from stack import Stack
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _TOOLS = {"get_user", "get_users", "delete_user", "list_invoices"}
@@ -50,9 +50,9 @@ def test_the_openai_client_example_gets_one_of_its_tools(stack: Stack):
 
 @pytest.mark.engine
 def test_the_offline_example_answers_each_question_from_its_own_list():
-    fruit, city = answers_in(run_example("03_vllm_offline.py", str(smollm2_directory())))
+    fruit, planet = answers_in(run_example("03_vllm_offline.py", str(smollm2_directory())))
     assert fruit in {"granite", "apple", "hammer"}
-    assert city in {"Oslo", "Paris", "Lima", "Cairo"}
+    assert planet in {"Venus", "Mars", "Saturn"}
 
 
 @pytest.mark.engine

@@ -93,7 +93,7 @@ async def test_a_fresh_set_is_compiled_made_ready_and_answered_with_one_of_its_c
     assert (handle.artifact_hash, handle.nonce) == (announcement.artifact_hash, announcement.nonce)
     await all_ended(stack)
     assert stack.metric('maskfeed_requests_total{outcome="done"}') == 1
-    assert stack.metric("maskfeed_inflight_requests") == 0
+    assert stack.metric("maskfeed_requests_in_flight") == 0
 
 
 async def test_a_set_that_is_known_is_not_compiled_again(stack):
@@ -538,10 +538,14 @@ async def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(sta
 
 async def test_a_client_that_leaves_in_mid_stream_ends_the_promise(stack):
     raw = json.dumps(a_body(["a" * 40], stream=True)).encode()
-    with pytest.raises(ConnectionResetError):
+
+    async def leave_after_the_first_piece():
         async with stack.core.answer(COMPLETIONS, raw, headers=(), request_id="r") as reply:
             await anext(reply.body)
             raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await leave_after_the_first_piece()
     await all_ended(stack)
     assert stack.metric('maskfeed_requests_total{outcome="cancelled"}') == 1
 

@@ -2,7 +2,9 @@
 
 It knows when the store is lost, when to try again, and what has to be said once it is back. It does not know what is
 said. Invariants: no loss of the store reaches the feed's loop as an exception; attempts are bounded in time and in
-number per second; an event that could not be published is published later if it is still true, or not at all.
+number per second; an event that could not be published is published later if it is still true, or not at all; a gateway
+counts as gone only when its lease was missing for so long that a living one would have renewed it, whatever the store
+has been through.
 """
 
 import logging
@@ -29,6 +31,7 @@ class EngineLink:
         engine_feed: registered already.
         still_true: whether an event that could not be published may be published now.
         renew_interval_s: time between renewals of the lease.
+        gateway_grace_s: for how long a gateway's lease must be missing; a store that came back empty has none.
         longest_retry_s: time between attempts to reconnect doubles up to this.
     """
 
@@ -38,17 +41,21 @@ class EngineLink:
         *,
         still_true: Callable[[EngineEvent], bool],
         renew_interval_s: float,
+        gateway_grace_s: float,
         longest_retry_s: float,
     ) -> None:
         self._feed = engine_feed
         self._still_true = still_true
         self._renew_interval_s = renew_interval_s
+        self._gateway_grace_s = gateway_grace_s
         self._longest_retry_s = longest_retry_s
         self._lost = False
         self._retry_s = _FIRST_RETRY_S
         # on the caller's clock; the first turn does what is due
         self._next_at = 0.0
         self._unsent: deque[EngineEvent] = deque(maxlen=_MAX_UNSENT)
+        # gateway -> since when its lease is missing
+        self._missing_since: dict[str, float] = {}
 
     @property
     def next_at(self) -> float:
@@ -102,12 +109,8 @@ class EngineLink:
             if was_lost:
                 self._feed.reconnect()
             self._feed.renew()
-            gone = self._feed.dead_gateways(gateways) if gateways else set()
-            # Restated one by one, so that what is said twice is at most one.
-            while self._unsent:
-                if self._still_true(self._unsent[0]):
-                    self._feed.publish((self._unsent[0],))
-                self._unsent.popleft()
+            missing = self._feed.dead_gateways(gateways) if gateways else set()
+            self._publish_unsent()
         except (StoreUnavailable, CapacityError) as error:
             self._lose(error)
             self._next_at = now + self._retry_s
@@ -118,7 +121,8 @@ class EngineLink:
         self._lost = False
         self._retry_s = _FIRST_RETRY_S
         self._next_at = now + self._renew_interval_s
-        return gone
+        self._missing_since = {gateway: self._missing_since.get(gateway, now) for gateway in missing}
+        return {gateway for gateway, since in self._missing_since.items() if now - since >= self._gateway_grace_s}
 
     def leave(self, last_words: Collection[EngineEvent]) -> None:
         """Say the last words and take the record back, if the store answers; its lease ends by itself otherwise."""
@@ -130,8 +134,16 @@ class EngineLink:
             _log.warning("store was not there for the feed's end: %s", error)
         self._feed.close()
 
+    def _publish_unsent(self) -> None:
+        # One by one, so that at most one is said twice.
+        while self._unsent:
+            if self._still_true(self._unsent[0]):
+                self._feed.publish((self._unsent[0],))
+            self._unsent.popleft()
+
     def _lose(self, error: StoreUnavailable | CapacityError) -> None:
         if not self._lost:
             _log.warning("store is lost: %s", error)
             self._lost = True
             self._next_at = 0.0
+            self._missing_since.clear()

@@ -15,7 +15,7 @@ from typing import Any
 import vllm
 from vllm.tokenizers.registry import cached_tokenizer_from_config
 
-from maskfeed_automata import FORMAT_VERSION, Vocabulary, compile, load_tokenizer_automaton
+from maskfeed_automata import FORMAT_VERSION, Vocabulary, compile, load_tokenizer_automaton, warm_kernels
 from maskfeed_automata.errors import EngineUnsupported
 from maskfeed_cache.feed_messages import EngineRecord
 from maskfeed_cache.handle import PROBE
@@ -83,6 +83,7 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
     check_version(vllm.__version__)
     check_configuration(vllm_config, cls, device)
     settings = EngineSettings.from_mappings(vllm_config.additional_config, environ)
+    warm_kernels()
     model = vllm_config.model_config
     tokenizer = cached_tokenizer_from_config(model)
     if tokenizer is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from maskfeed_automata import Vocabulary
-from maskfeed_automata.errors import InternalInvariant, MaskfeedError
+from maskfeed_automata.errors import InternalInvariant, MaskfeedError, RankFailure
 from maskfeed_cache.feed import EngineFeed
 from maskfeed_cache.feed_messages import EngineRecord
 from maskfeed_cache.store import BlobStore
@@ -147,12 +147,13 @@ class RankFeed:
                 side.turn()
         except Exception as error:
             if self._stopping.is_set():
-                _log.warning("feed of rank %d broke while it stopped: %s", self._rank, error)
+                _log.info("feed of rank %d broke while it stopped: %s", self._rank, error)
                 return
             # Whatever it is: a rank without a feed must not take part any longer, and must not raise into the engine.
             self._dead = str(error) or repr(error)
             self.held.close()
-            _log.exception("feed of rank %d ended, epoch %s is over", self._rank, self._epoch)
+            expected = isinstance(error, RankFailure)
+            _log.error("epoch %s is over on rank %d: %s", self._epoch, self._rank, self._dead, exc_info=not expected)
         finally:
             loads.stop()
             side.leave(self._dead)

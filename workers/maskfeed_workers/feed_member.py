@@ -50,7 +50,7 @@ class MemberFeed:
             self._wakeup.clear()
         for event in self._loads.collect():
             if isinstance(event, LoadEnded):
-                vote = Vote.FAILED if event.loaded is None else Vote.READY
+                vote = Vote.FAILED if event.automaton is None else Vote.READY
                 self._do(self._rounds.loaded(event.number, vote, event.reason))
         if self._root.fileno() in ready:
             self._root.flush()
@@ -91,9 +91,7 @@ class MemberFeed:
                     self._loads.tidy(artifact_hash)
 
     def _hold(self, action: Hold) -> None:
-        loaded = self._loads.take(action.number)
-        if loaded is None:
+        automaton = self._loads.take(action.number)
+        if automaton is None:
             raise InternalInvariant("a table said ready without this rank's set")
-        self._held.enter(
-            action.artifact_hash, loaded.automaton, size_bytes=loaded.size_bytes, round_number=action.number
-        )
+        self._held.enter(action.artifact_hash, automaton, round_number=action.number)

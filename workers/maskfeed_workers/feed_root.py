@@ -69,6 +69,7 @@ class RootFeed:
             engine_feed,
             still_true=self._still_true,
             renew_interval_s=settings.renew_interval_s,
+            gateway_grace_s=settings.gateway_grace_s,
             longest_retry_s=settings.longest_retry_s,
         )
 
@@ -123,8 +124,8 @@ class RootFeed:
             return
         reason = event.reason
         announced = self._sizes.get(event.number)
-        if event.loaded is not None and event.loaded.size_bytes != announced:
-            reason = f"corrupt-artifact: {announced} bytes were announced, it has {event.loaded.size_bytes}"
+        if event.automaton is not None and event.automaton.nbytes != announced:
+            reason = f"corrupt-artifact: {announced} bytes were announced, it has {event.automaton.nbytes}"
         self._do(self._rounds.vote(event.number, 0, Vote.FAILED if reason else Vote.READY, reason))
 
     def _hear_of_member(self, rank: int, frame: Frame) -> None:
@@ -191,20 +192,14 @@ class RootFeed:
             member.send(frame)
 
     def _hold(self, action: Hold) -> None:
-        loaded = self._loads.take(action.number)
-        if loaded is None:
+        automaton = self._loads.take(action.number)
+        if automaton is None:
             raise InternalInvariant("a round ended well without rank 0's set")
         del self._sizes[action.number]
         waiting = self._waiting.pop(action.number)
         now = self._clock()
         alive = [promise for promise in waiting.values() if promise.ends_at > now]
-        self._held.enter(
-            action.artifact_hash,
-            loaded.automaton,
-            size_bytes=loaded.size_bytes,
-            round_number=action.number,
-            promises=alive,
-        )
+        self._held.enter(action.artifact_hash, automaton, round_number=action.number, promises=alive)
         self._events += [Ready(action.artifact_hash, self._epoch, promise.nonce) for promise in alive]
         for nonce in waiting.keys() - {promise.nonce for promise in alive}:
             self._fail(

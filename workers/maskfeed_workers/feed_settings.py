@@ -13,6 +13,8 @@ class FeedSettings:
     round_timeout_s: float = 5.0
     # between renewals of the engine's lease; a third of it or less
     renew_interval_s: float = 2.0
+    # a gateway is gone when its lease was missing for this long: one lease, so that a living one has renewed it
+    gateway_grace_s: float = 6.0
     # attempts to get a lost store back come at least this often
     longest_retry_s: float = 2.0
     # all ranks have connected after this, or the engine does not start

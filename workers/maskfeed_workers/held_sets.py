@@ -45,7 +45,6 @@ class Evicted:
 @dataclass(slots=True)
 class _Entry:
     automaton: Automaton
-    size_bytes: int
     round_number: int
     nonces: set[str] = field(default_factory=set)
     slots: set[int] = field(default_factory=set)
@@ -139,7 +138,6 @@ class HeldSets:
         artifact_hash: str,
         automaton: Automaton,
         *,
-        size_bytes: int,
         round_number: int,
         promises: Collection[Promise] = (),
     ) -> None:
@@ -147,8 +145,7 @@ class HeldSets:
 
         Args:
             artifact_hash: 64 hex digits.
-            automaton: kept; never mutated.
-            size_bytes: what it counts against the limit.
+            automaton: kept, never mutated; its `nbytes` count against the limit.
             round_number: of the round that brought it. A set that is held already keeps the later round's number.
             promises: of the requests that have waited for it.
         """
@@ -156,7 +153,7 @@ class HeldSets:
             self._reserved.pop(artifact_hash, None)
             entry = self._entries.get(artifact_hash)
             if entry is None:
-                self._entries[artifact_hash] = entry = _Entry(automaton, size_bytes, round_number)
+                self._entries[artifact_hash] = entry = _Entry(automaton, round_number)
             entry.round_number = max(entry.round_number, round_number)
             self._entries.move_to_end(artifact_hash)
             for promise in promises:
@@ -226,7 +223,7 @@ class HeldSets:
     def size_bytes(self) -> int:
         """Bytes of the sets that are held, permanent ones left out."""
         with self._lock:
-            return sum(entry.size_bytes for entry in self._entries.values())
+            return sum(entry.automaton.nbytes for entry in self._entries.values())
 
     def hashes(self) -> list[str]:
         """Sets that are held, least recently used first, permanent ones left out."""
@@ -241,7 +238,7 @@ class HeldSets:
 
     def _victims(self, size_bytes: int) -> list[str]:
         """The least recently used sets that must go for `size_bytes` more; CapacityError if that can't be."""
-        n_bytes = size_bytes + sum(self._reserved.values()) + sum(e.size_bytes for e in self._entries.values())
+        n_bytes = size_bytes + sum(self._reserved.values()) + sum(e.automaton.nbytes for e in self._entries.values())
         n_sets = 1 + len(self._reserved) + len(self._entries)
         victims = []
         for artifact_hash, entry in self._entries.items():
@@ -249,7 +246,7 @@ class HeldSets:
                 break
             if not (entry.nonces or entry.slots):
                 victims.append(artifact_hash)
-                n_bytes -= entry.size_bytes
+                n_bytes -= entry.automaton.nbytes
                 n_sets -= 1
         if n_bytes > self._limit_bytes:
             raise CapacityError(

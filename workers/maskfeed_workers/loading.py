@@ -19,24 +19,16 @@ from maskfeed_cache.store import BlobStore
 from maskfeed_workers.shared_files import SharedFiles
 from maskfeed_workers.wakeup import Wakeup
 
-__all__ = ["Available", "LoadEnded", "LoadSet", "LoadedSet", "Loads", "artifact_loader"]
+__all__ = ["Available", "LoadEnded", "LoadSet", "Loads", "artifact_loader"]
 
 _log = logging.getLogger(__name__)
 
 _THREAD_NAME: Final = "maskfeed-load"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSet:
-    """A set that this rank has verified, and the bytes of its artifact."""
-
-    automaton: Automaton
-    size_bytes: int
-
-
 # (artifact hash, called once others can map the file) -> the verified set.
 # Runs in the pool; any exception is a failed load.
-LoadSet = Callable[[str, Callable[[], None]], LoadedSet]
+LoadSet = Callable[[str, Callable[[], None]], Automaton]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class LoadEnded:
     """This load is over: its set, or the reason why there is none."""
 
     number: int
-    loaded: LoadedSet | None
+    automaton: Automaton | None
     reason: str
 
 
@@ -59,7 +51,7 @@ class LoadEnded:
 class _Job:
     number: int
     artifact_hash: str
-    loaded: LoadedSet | None = None
+    automaton: Automaton | None = None
     running: bool = True
     dropped: bool = False
 
@@ -67,9 +59,9 @@ class _Job:
 def artifact_loader(files: SharedFiles, blobs: BlobStore, vocabulary: Vocabulary) -> LoadSet:
     """The real load: map the artifact (first rank of a host: fetch and write it), check its hash, read it."""
 
-    def load(artifact_hash: str, available: Callable[[], None]) -> LoadedSet:
+    def load(artifact_hash: str, available: Callable[[], None]) -> Automaton:
         buffer = files.load(artifact_hash, lambda: blobs.get(artifact_hash), available=available)
-        return LoadedSet(Automaton.from_bytes(buffer, vocabulary), len(buffer))
+        return Automaton.from_bytes(buffer, vocabulary)
 
     return load
 
@@ -119,20 +111,20 @@ class Loads:
             job = self._jobs[event.number]
             if isinstance(event, LoadEnded):
                 job.running = False
-                job.loaded = event.loaded
+                job.automaton = event.automaton
             if not job.dropped:
                 events.append(event)
             elif not job.running:
                 self._remove(job)
         return events
 
-    def take(self, number: int) -> LoadedSet | None:
+    def take(self, number: int) -> Automaton | None:
         """Hand over the set of a load that has ended well, for good. None if there is no such load."""
         job = self._jobs.get(number)
-        if job is None or job.loaded is None:
+        if job is None or job.automaton is None:
             return None
         del self._jobs[number]
-        return job.loaded
+        return job.automaton
 
     def drop(self, number: int) -> None:
         """Let go of a load in whatever state it is. One that is not there changes nothing."""
@@ -161,7 +153,7 @@ class Loads:
 
     def _remove(self, job: _Job) -> None:
         del self._jobs[job.number]
-        job.loaded = None
+        job.automaton = None
         self.tidy(job.artifact_hash)
 
     def _work(self) -> None:

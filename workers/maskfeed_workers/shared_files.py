@@ -33,6 +33,7 @@ from maskfeed_workers.memory_map import map_read_only
 __all__ = ["SharedFiles"]
 
 _ALIVE: Final = "alive"
+_START_LOCK: Final = "start.lock"
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 # flock has no time-out of its own, so a taken lock is asked for again, first soon and then less often (seconds).
 _FIRST_WAIT_S: Final = 0.000_5
@@ -59,10 +60,10 @@ class SharedFiles:
         self._directory = directory
         self._lock_timeout_s = lock_timeout_s
         _make_private(directory)
-        with self._locked("start.lock"):
+        with self._locked(_START_LOCK):
             self._sweep()
             self._own = Path(tempfile.mkdtemp(prefix=f"owner-{os.getpid()}-", dir=directory))
-            # Two file descriptors for a life: this one says that we live, whatever kills us.
+            # The one descriptor that we keep: its lock ends when our process ends, whatever ends it.
             self._alive = _open_lock(self._own / _ALIVE)
             fcntl.flock(self._alive, fcntl.LOCK_EX)
 
@@ -150,7 +151,11 @@ class SharedFiles:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove the folders of processes that are gone."""
+        """Remove the folders of processes that are gone, and locks that a killed writer has left."""
+        for lock in self._directory.glob("*.lock"):
+            if lock.name != _START_LOCK and (descriptor := _try_lock(lock)) is not None:
+                lock.unlink()
+                os.close(descriptor)
         for owner in self._directory.glob("owner-*"):
             with suppress(FileNotFoundError):
                 descriptor = _open_lock(owner / _ALIVE)

@@ -19,7 +19,7 @@ class Wakeup:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """For poll; -1 once closed, which poll ignores."""
+        """For poll; -1 once closed."""
         return self._descriptor
 
     def wake(self) -> None:

@@ -21,6 +21,7 @@ from maskfeed.service.core import GatewayCore, Parts
 from maskfeed.service.engines import EngineGroup
 from maskfeed.service.exchange import Headers
 from maskfeed.service.promises import Promises
+from maskfeed.service.requests import MAX_DEADLINE_MS
 from maskfeed.service.routes import CORE, PARTS, SETTINGS, explain_errors, name_response, routes
 from maskfeed.service.telemetry import Telemetry, log_event
 from maskfeed.service.upstream import HttpUpstream, client_session
@@ -145,8 +146,8 @@ async def serve(settings: GatewaySettings, redis_url: str, *, announce: Callable
 
 
 def _promise_lifetime_ms(settings: GatewaySettings) -> int:
-    """No request lives longer than its deadline and an answer that is silent for as long as the time-out allows."""
-    return settings.deadline_ms + settings.upstream_timeout_s * 1000
+    """No request lives longer than the longest deadline and an answer that is silent for as long as is allowed."""
+    return MAX_DEADLINE_MS + settings.upstream_timeout_s * 1000
 
 
 def _probe_headers(settings: GatewaySettings) -> Headers:

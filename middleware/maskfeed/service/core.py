@@ -6,34 +6,29 @@ whatever happens afterwards, the promise is ended; what the engine said is never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Final, TypeVar
 
 from maskfeed.queue.candidate_queue import CandidateQueue
 from maskfeed.queue.ticket import Clock, Stage, State, Ticket
 from maskfeed.service.admission import PreparedSet, prepare
-from maskfeed.service.answers import Figures, finish
+from maskfeed.service.answers import Figures
+from maskfeed.service.dispatch import Admitted, checked_answer, engine_request, events
 from maskfeed.service.engines import EngineGroup, LiveGroup
-from maskfeed.service.exchange import Headers, Reply, Upstream, UpstreamResponse, end_to_end
-from maskfeed.service.problems import error_object
+from maskfeed.service.exchange import Headers, Reply, Upstream, end_to_end
 from maskfeed.service.promises import Promise, Promises, blob_is_lost
 from maskfeed.service.requests import (
     ConstrainedRequest,
     NativeRequest,
     Route,
     check_pass_through,
-    engine_body,
     parse_request,
 )
-from maskfeed.service.streams import DONE, SseSplitter, StreamRewriter, frame
 from maskfeed.service.telemetry import Telemetry
-from maskfeed_automata.errors import CorruptArtifact, MaskfeedError, RankFailure, UpstreamError
-from maskfeed_cache.handle import Handle
+from maskfeed_automata.errors import CorruptArtifact, RankFailure, UpstreamError
 from maskfeed_cache.store import IndexEntry, SetIndex
 from maskfeed_workers.compiler import CompileJob, Compiler
 
@@ -63,18 +58,6 @@ class Parts:
     clock: Clock
     # where large bodies are read
     executor: Executor
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """A request whose set is ready, on its way to the engine."""
-
-    request: ConstrainedRequest
-    prepared: PreparedSet
-    live: LiveGroup
-    promise: Promise
-    figures: Figures
-    request_id: str
 
 
 class GatewayCore:
@@ -160,7 +143,7 @@ class GatewayCore:
 
     async def _admit(
         self, ticket: Ticket, request: ConstrainedRequest, body_bytes: int, request_id: str, held: AsyncExitStack
-    ) -> _Admitted:
+    ) -> Admitted:
         live = self._parts.engines.require()
         with ticket.measure(Stage.PARSE):
             prepared = await self._off_loop(body_bytes, lambda: prepare(request, live))
@@ -185,7 +168,7 @@ class GatewayCore:
                 for stage in (Stage.QUEUE, Stage.COMPILE, Stage.COMMIT, Stage.READY)
             },
         }
-        return _Admitted(request, prepared, live, promise, figures, request_id)
+        return Admitted(request, prepared, live, promise, figures, request_id)
 
     async def _lookup(self, ticket: Ticket, prepared: PreparedSet) -> IndexEntry | None:
         with ticket.measure(Stage.LOOKUP):
@@ -224,9 +207,9 @@ class GatewayCore:
             return await held.enter_async_context(self._parts.promises.hold(entry, live.epochs))
 
     @asynccontextmanager
-    async def _dispatched(self, ticket: Ticket, admitted: _Admitted, headers: Headers) -> AsyncIterator[Reply]:
+    async def _dispatched(self, ticket: Ticket, admitted: Admitted, headers: Headers) -> AsyncIterator[Reply]:
         ticket.move(State.DISPATCHED)
-        body = msgspec.json.encode(_engine_request(admitted))
+        body = engine_request(admitted)
         sent = (
             *end_to_end(headers, without=_NOT_FORWARDED),
             ("Content-Type", "application/json"),
@@ -242,68 +225,13 @@ class GatewayCore:
                 kept = end_to_end(response.headers, without=_REPLACED)
                 if admitted.request.stream:
                     kind = ("Content-Type", "text/event-stream; charset=utf-8")
-                    yield Reply(200, (*kept, kind), _events(ticket, admitted, response))
+                    yield Reply(200, (*kept, kind), events(admitted, response, on_failure=ticket.fail))
                 else:
-                    answer = await self._checked(admitted, await response.read())
+                    answer = checked_answer(admitted, await response.read())
                     yield Reply(200, (*kept, ("Content-Type", "application/json")), answer)
-
-    async def _checked(self, admitted: _Admitted, body: bytes) -> bytes:
-        try:
-            response = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise UpstreamError("the engine's answer is no JSON object", stage="answer") from error
-        answer = finish(
-            admitted.request,
-            admitted.prepared.candidate_set,
-            admitted.live.vocabulary,
-            admitted.live.record,
-            response,
-            admitted.figures,
-        )
-        return msgspec.json.encode(answer)
 
     async def _off_loop(self, body_bytes: int, work: Callable[[], _T]) -> _T:
         """Do work that grows with the body: here if the body is small, else in a thread, so that the loop goes on."""
         if body_bytes <= _OFFLOAD_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
-
-
-def _engine_request(admitted: _Admitted) -> dict[str, Any]:
-    record = admitted.live.record
-    handle = Handle(
-        artifact_hash=admitted.promise.artifact_hash,
-        epochs=admitted.promise.epochs,
-        reserved_id=record.reserved_id,
-        nonce=admitted.promise.nonce,
-    )
-    longest = admitted.prepared.candidate_set.longest_bytes
-    return engine_body(admitted.request, handle=handle, record=record, longest_bytes=longest)
-
-
-async def _events(ticket: Ticket, admitted: _Admitted, response: UpstreamResponse) -> AsyncGenerator[bytes, None]:
-    """The client's events. What fails after the first byte becomes an event; it can't become a status any more."""
-    splitter = SseSplitter()
-    rewriter = StreamRewriter(
-        admitted.request,
-        admitted.prepared.candidate_set,
-        admitted.live.vocabulary,
-        admitted.live.record,
-        admitted.figures,
-        request_id=admitted.request_id,
-    )
-    try:
-        async for chunk in response.chunks():
-            events = b"".join(frame(data) for event in splitter.feed(chunk) for data in rewriter.feed(event))
-            if events:
-                yield events
-            if rewriter.failure is not None:
-                break
-        closing = rewriter.end()
-        failure = rewriter.failure
-    except MaskfeedError as error:
-        closing, failure = [msgspec.json.encode(error_object(error, admitted.request_id)), DONE], error
-    if failure is not None:
-        ticket.fail(failure.code)
-    if closing:
-        yield b"".join(frame(data) for data in closing)

@@ -16,6 +16,7 @@ from maskfeed.queue.ticket import Clock
 from maskfeed.service.exchange import Headers, Upstream
 from maskfeed.service.promises import Promises
 from maskfeed.service.proof import prove
+from maskfeed.service.rehearsal import rehearse
 from maskfeed_automata import FORMAT_VERSION, Vocabulary
 from maskfeed_automata.errors import (
     EngineNotReady,
@@ -87,6 +88,7 @@ class EngineGroup:
         self._unready: MaskfeedError = EngineNotReady("the engines' records have not been read yet", stage="start")
         self._store_lost: StoreUnavailable | None = None
         self._defect: BaseException | None = None
+        self._refreshing = asyncio.Lock()
         self._started = asyncio.Event()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,7 +152,14 @@ class EngineGroup:
             self._wake.set()
 
     async def refresh(self) -> None:
-        """Read the records; if the live engines have changed, load, warm and prove. A failure becomes the reason."""
+        """Read the records; if the live engines have changed, load, warm and prove. A failure becomes the reason.
+
+        One at a time: a slow proof must not overwrite what a later one has found.
+        """
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         try:
             if not self._started.is_set():
                 await self._feed.start()
@@ -158,9 +167,13 @@ class EngineGroup:
             published = await self._feed.engines()
         except StoreUnavailable as error:
             # what is known stays: sets that are ready go on being served
+            if self._store_lost is None:
+                _LOG.warning("event=store-lost reason=%r", error.message)
             self._store_lost = error
             return
-        self._store_lost = None
+        if self._store_lost is not None:
+            _LOG.info("event=store-back")
+            self._store_lost = None
         self._dead &= {record.epoch for record in published}
         records = tuple(sorted((r for r in published if r.epoch not in self._dead), key=lambda record: record.epoch))
         self._promises.retain([record.epoch for record in records])
@@ -184,6 +197,7 @@ class EngineGroup:
         record = _common_record(records)
         vocabulary = await self._load(record.fingerprint)
         await self._compiler.warm(record.fingerprint)
+        await asyncio.to_thread(rehearse, vocabulary)
         try:
             async with asyncio.timeout(_PROOF_TIMEOUT_S):
                 await prove(self._upstream, records, vocabulary, headers=self._probe_headers, new_nonce=self._new_nonce)

@@ -58,7 +58,7 @@ class Telemetry:
             "maskfeed_forwarded_requests", "Requests passed on unchanged", ["kind"], registry=self._registry
         )
         self._in_flight = Gauge(
-            "maskfeed_inflight_requests", "Constrained requests between receipt and end", registry=self._registry
+            "maskfeed_requests_in_flight", "Constrained requests between receipt and end", registry=self._registry
         )
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:

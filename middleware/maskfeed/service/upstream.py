@@ -4,6 +4,7 @@ It knows nothing of candidates. Invariants: bodies pass undecoded in both direct
 aiohttp error leaves this module.
 """
 
+import io
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -53,7 +54,8 @@ class HttpUpstream:
                 method,
                 URL(self._base_url + target, encoded=True),
                 headers=headers,
-                data=body or None,
+                # in pieces: a large body in one write would hold up the event loop
+                data=io.BytesIO(body) if body else None,
                 allow_redirects=False,
                 skip_auto_headers=_NOT_ADDED,
             )

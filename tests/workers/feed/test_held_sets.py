@@ -1,5 +1,7 @@
 """What keeps a set on a rank, and what does not."""
 
+import random
+
 import pytest
 
 from manual_clock import ManualClock
@@ -10,7 +12,10 @@ FOR_EVER = 1e9
 
 
 class Set:
-    """Stands for an automaton: held sets only hand it out."""
+    """Stands for an automaton: held sets count its bytes and hand it out."""
+
+    def __init__(self, nbytes=10):
+        self.nbytes = nbytes
 
 
 @pytest.fixture
@@ -25,8 +30,8 @@ def held(clock):
 
 def enter(held, name, *, size_bytes=10, round_number=1, nonce=None, gateway="g", ends_at=FOR_EVER):
     promises = [] if nonce is None else [Promise(nonce, gateway, ends_at)]
-    automaton = Set()
-    held.enter(name, automaton, size_bytes=size_bytes, round_number=round_number, promises=promises)
+    automaton = Set(size_bytes)
+    held.enter(name, automaton, round_number=round_number, promises=promises)
     return automaton
 
 
@@ -226,3 +231,93 @@ def test_the_ends_of_very_many_requests_are_not_remembered_for_ever(held):
     assert held.pinned() == frozenset()
     held.acquire("a", "first", 1)
     assert held.pinned() == {"a"}
+
+
+class Model:
+    """The same rules, written for reading: promises and references in two lists that are searched."""
+
+    def __init__(self):
+        self.held = []
+        self.promises = []
+        self.references = []
+        self.ended = set()
+
+    def pinned(self, now):
+        self.promises = [p for p in self.promises if p[3] > now]
+        return {p[0] for p in self.promises} | {r[0] for r in self.references}
+
+    def drop(self, name):
+        self.held.remove(name)
+        self.promises = [p for p in self.promises if p[0] != name]
+        self.references = [r for r in self.references if r[0] != name]
+
+    def touch(self, name):
+        self.held.remove(name)
+        self.held.append(name)
+
+    def promise(self, name, nonce, gateway, ends_at):
+        self.promises = [p for p in self.promises if p[1] != nonce]
+        if name in self.held:
+            self.touch(name)
+            self.promises.append((name, nonce, gateway, ends_at))
+
+    def acquire(self, name, nonce, slot):
+        self.references = [r for r in self.references if r[2] != slot]
+        if name in self.held:
+            self.touch(name)
+            if nonce not in self.ended:
+                self.references.append((name, nonce, slot))
+        return name in self.held
+
+
+def one_step(rng, held, model, clock):
+    name, nonce, gateway, slot = (rng.choice(names) for names in ("abcdef", "uvwxyz", "gh", range(4)))
+    match rng.randrange(9):
+        case 0 | 1:
+            try:
+                evicted = [e.artifact_hash for e in held.reserve(name, 10)]
+            except CapacityError:
+                assert len(model.pinned(clock.time())) == 3
+                return
+            free = [n for n in model.held if n not in model.pinned(clock.time())]
+            assert evicted == free[: max(0, len(model.held) - 2)]
+            for victim in evicted:
+                model.drop(victim)
+            ends_at = clock.time() + rng.choice((1, 5, 50))
+            enter(held, name, nonce=nonce, gateway=gateway, ends_at=ends_at)
+            if name not in model.held:
+                model.held.append(name)
+            model.promise(name, nonce, gateway, ends_at)
+        case 2:
+            if name in model.held:
+                held.promise(name, Promise(nonce, gateway, clock.time() + 5))
+                model.promise(name, nonce, gateway, clock.time() + 5)
+        case 3 | 4:
+            assert (held.acquire(name, nonce, slot) is not None) == model.acquire(name, nonce, slot)
+        case 5:
+            held.release(slot)
+            model.references = [r for r in model.references if r[2] != slot]
+        case 6:
+            held.end(nonce)
+            model.ended.add(nonce)
+            model.promises = [p for p in model.promises if p[1] != nonce]
+            model.references = [r for r in model.references if r[1] != nonce]
+        case 7:
+            clock.advance(rng.choice((0.5, 3)))
+        case 8:
+            if rng.random() < 0.5:
+                held.end_gateways({gateway})
+                model.promises = [p for p in model.promises if p[2] != gateway]
+            elif held.forget(name, 1):
+                model.drop(name)
+
+
+def test_any_history_leaves_what_a_simple_model_says():
+    for seed in range(300):
+        rng, clock = random.Random(seed), ManualClock()
+        held, model = HeldSets(limit_bytes=100, max_sets=3, clock=clock.time), Model()
+        for _ in range(80):
+            one_step(rng, held, model, clock)
+            assert held.hashes() == model.held
+            assert held.pinned() == model.pinned(clock.time())
+            assert held.gateways() == {p[2] for p in model.promises}

@@ -16,10 +16,9 @@ from maskfeed_automata.errors import CapacityError, CorruptArtifact, DeadlineExc
 from maskfeed_cache.store import hash_blob
 from maskfeed_workers.memory_map import map_read_only
 from maskfeed_workers.shared_files import SharedFiles
+from shared_files_process import BLOB, HASH, load_in_another_process
 
 SPAWN = multiprocessing.get_context("spawn")
-BLOB = bytes(range(256)) * 1_000
-HASH = hash_blob(BLOB)
 
 
 def no_fetch():
@@ -175,21 +174,6 @@ def check_no_room(directory):
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def load_in_another_process(directory, connection):
-    files = SharedFiles(directory)
-
-    def fetch():
-        connection.send("fetching")
-        connection.recv()
-        return BLOB
-
-    connection.send("started")
-    connection.recv()
-    buffer = files.load(HASH, fetch)
-    connection.send(buffer == BLOB)
-    connection.recv()
-
-
 @pytest.fixture
 def other_process(directory):
     ours, theirs = SPAWN.Pipe()
@@ -243,6 +227,24 @@ def test_a_writer_that_is_killed_leaves_the_lock_free_and_its_leftovers_are_swep
     assert len(list(directory.glob("owner-*"))) == 2
     assert newcomer.load(HASH, no_fetch) == BLOB
     newcomer.close()
+
+
+def test_a_lock_that_a_killed_writer_has_left_is_swept(directory, files):
+    (directory / f"{HASH}.lock").touch()
+    SharedFiles(directory).close()
+    assert [path.name for path in directory.glob("*.lock")] == ["start.lock"]
+
+
+def test_the_lock_of_a_living_writer_is_not_swept(directory, other_process):
+    other, _ = other_process
+    other.send("load")
+    assert other.recv() == "fetching"
+    SharedFiles(directory).close()
+    assert (directory / f"{HASH}.lock").exists()
+    other.send("fetch now")
+    other.recv()
+    assert not (directory / f"{HASH}.lock").exists()
+    other.send("end")
 
 
 def test_the_living_are_not_swept(directory, files):

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from maskfeed_automata.errors import UnknownArtifact
-from maskfeed_workers.loading import Available, LoadEnded, LoadedSet, Loads
+from maskfeed_workers.loading import Available, LoadEnded, Loads
 from maskfeed_workers.wakeup import Wakeup
 
 
@@ -44,7 +44,7 @@ class Pool:
         available()
         made = Set()
         self.last_set = weakref.ref(made)
-        return LoadedSet(made, 10)
+        return made
 
     def start(self, number, name):
         self.answers.setdefault(name, queue.SimpleQueue())
@@ -76,7 +76,7 @@ def test_a_load_tells_when_its_file_is_there_and_when_it_is_over(pool):
     available, ended = pool.collect(2)
     assert available == Available(1)
     assert (ended.number, ended.reason) == (1, "")
-    assert pool.loads.take(1) is ended.loaded
+    assert pool.loads.take(1) is ended.automaton
     assert pool.loads.take(1) is None
     assert pool.loads.open_loads() == []
 

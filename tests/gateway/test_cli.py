@@ -1,0 +1,260 @@
+"""The command: its output, its exit codes, and a gateway in a process of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from fake_engine import FakeEngine
+from maskfeed import CandidateSet, Vocabulary, __version__
+from maskfeed.cli import main
+from maskfeed_cache.keys import Keyspace
+from maskfeed_cache.redis_engine_feed import RedisEngineFeed
+from maskfeed_cache.redis_store import RedisBlobStore
+
+ROOTS = [str(Path(__file__).resolve().parents[2] / root) for root in ("automata", "cache", "workers", "middleware")]
+NAMES = ["Paris", "London", "東京"]
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Run `maskfeed` with arguments in an environment without settings."""
+    for variable in [name for name in os.environ if name.startswith("MASKFEED_")]:
+        monkeypatch.delenv(variable)
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A byte-level tokenizer of 257 tokens on disk."""
+    alphabet = sorted(ByteLevel.alphabet())
+    model = Tokenizer(BPE({**{token: i for i, token in enumerate(alphabet)}, "Pa": 256}, [("P", "a")]))
+    model.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    model.decoder = ByteLevelDecoder()
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    model.save(str(path))
+    return path
+
+
+@pytest.fixture
+def candidates(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("\n".join([*NAMES, "Paris"]) + "\n")
+    return path
+
+
+def test_the_version_is_that_of_the_package(command):
+    assert __version__ in command("--version").output
+
+
+def test_importing_the_library_loads_no_server_no_driver_and_no_engine():
+    unwanted = {"aiohttp", "redis", "ray", "torch", "vllm", "prometheus_client"}
+    program = f"import sys, maskfeed; print(*{unwanted} & {{*sys.modules}})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(ROOTS)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_a_compiled_set_is_described_and_written_and_can_be_inspected(command, tokenizer, candidates, tmp_path):
+    artifact = tmp_path / "names.mf"
+    result = command("compile", "--tokenizer", tokenizer, "--candidates", candidates, "--output", artifact, "--json")
+    assert result.exit_code == 0, result.output
+    compiled = json.loads(result.stdout)
+    fingerprint = Vocabulary.from_tokenizer(tokenizer).fingerprint
+    assert compiled["digest"] == CandidateSet.from_strings(NAMES).digest(fingerprint, "never")
+    assert (compiled["candidates"], compiled["duplicates"]) == (3, 1)
+    assert compiled["artifact_bytes"] == artifact.stat().st_size
+    assert compiled["compile_ms"] > 0
+    result = command("inspect", artifact, "--tokenizer", tokenizer, "--json")
+    assert result.exit_code == 0, result.output
+    inspected = json.loads(result.stdout)
+    assert inspected.items() <= compiled.items()
+
+
+def test_a_list_in_a_json_file_may_hold_line_breaks(command, tokenizer, tmp_path):
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps(["a\nb", "c"]))
+    result = command("compile", "--tokenizer", tokenizer, "--candidates", path)
+    assert result.exit_code == 0
+    assert "candidates      2" in result.output
+
+
+def test_bad_candidates_are_a_failure_on_stderr(command, tokenizer, tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("a\n\nb\n")
+    result = command("compile", "--tokenizer", tokenizer, "--candidates", path, "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "Error" in result.stderr
+
+
+def test_an_artifact_that_is_none_is_a_failure(command, tokenizer, candidates):
+    result = command("inspect", candidates, "--tokenizer", tokenizer)
+    assert result.exit_code == 1
+    assert "Error" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "text"), [("names.json", '{"a": 1}'), ("names.json", "[1"), ("names.txt", b"\xff")])
+def test_a_candidate_file_that_can_not_be_read_is_a_wrong_option(command, tokenizer, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert command("compile", "--tokenizer", tokenizer, "--candidates", path).exit_code == 2
+
+
+def test_a_missing_option_is_exit_code_2(command):
+    assert command("compile").exit_code == 2
+    assert command("nothing").exit_code == 2
+
+
+def test_a_wrong_setting_is_exit_code_2_and_named(command, monkeypatch):
+    monkeypatch.setenv("MASKFEED_PORT", "http")
+    result = command("doctor")
+    assert result.exit_code == 2
+    assert "MASKFEED_PORT" in result.stderr
+
+
+def test_the_doctor_says_what_is_missing(command):
+    result = command("doctor", "--json", "--upstream", "http://127.0.0.1:9", "--redis-url", "unix:///nowhere/at/all")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert not report["ok"]
+    assert {name: check["ok"] for name, check in report["checks"].items()} == {
+        "upstream": False,
+        "redis": False,
+        "engines": False,
+    }
+    assert report["versions"]["maskfeed"] == __version__
+
+
+def test_the_doctor_looks_for_a_redis_program_where_no_url_is_given(command):
+    result = command("doctor", "--upstream", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "ok      redis-server" in result.output
+    assert "MISSING upstream" in result.output
+
+
+async def test_the_doctor_is_content_where_everything_runs(redis_url, command):
+    async with an_engine(redis_url) as engine:
+        result = await asyncio.to_thread(
+            command, "doctor", "--json", "--upstream", engine.url, "--redis-url", redis_url
+        )
+    assert result.exit_code == 0, result.output
+    assert engine.record.epoch in json.loads(result.stdout)["checks"]["engines"]["detail"]
+
+
+@asynccontextmanager
+async def an_engine(redis_url):
+    blobs = RedisBlobStore(redis_url)
+    try:
+        async with FakeEngine(RedisEngineFeed(redis_url, Keyspace()), blobs) as engine:
+            yield engine
+    finally:
+        blobs.close()
+
+
+class Served:
+    """`maskfeed serve` in a process of its own."""
+
+    def __init__(self, *arguments, **environment):
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASKFEED_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "maskfeed.cli", "serve", "--port", "0", *arguments],
+            env={**inherited, "PYTHONPATH": os.pathsep.join([*ROOTS, *sys.path]), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.printed = {}
+
+    def read_until(self, name):
+        """The value that the process prints for `name`."""
+        while name not in self.printed:
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1]
+            key, _, value = line.strip().partition("=")
+            self.printed[key] = value
+        return self.printed[name]
+
+    def log_until(self, event):
+        """Read the log up to a line with `event`."""
+        for line in self.process.stderr:
+            if f"event={event}" in line:
+                return
+        raise AssertionError(f"the gateway ended without {event}")
+
+    def ask_to_stop(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self):
+        """Exit code and the rest of the log."""
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log
+
+
+@asynccontextmanager
+async def served(*arguments, **environment):
+    gateway = Served(*arguments, **environment)
+    try:
+        yield gateway
+    finally:
+        gateway.process.kill()
+        await asyncio.to_thread(gateway.process.communicate)
+
+
+async def test_a_gateway_that_is_told_to_stop_lets_running_requests_end(redis_url):
+    body = {"model": "fake", "prompt": "x", "candidates": NAMES}
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(an_engine(redis_url))
+        gateway = await stack.enter_async_context(served("--redis-url", redis_url, "--upstream", engine.url))
+        url = await asyncio.to_thread(gateway.read_until, "MASKFEED_URL")
+        assert gateway.printed["MASKFEED_REDIS_URL"] == redis_url
+        session = await stack.enter_async_context(aiohttp.ClientSession(url))
+        await asyncio.to_thread(gateway.log_until, "group-ready")
+        engine.faults.hangs = True
+        running = asyncio.create_task(session.post("/v1/completions", json=body))
+        await engine.until(lambda seen: len(seen.requests) == 2)
+        gateway.ask_to_stop()
+        await asyncio.to_thread(gateway.log_until, "draining")
+        engine.let_go.set()
+        response = await running
+        assert (await response.json())["maskfeed"]["candidate"] in NAMES
+        code, log = await asyncio.to_thread(gateway.wait)
+    assert code == 0
+    assert "event=stopped" in log
+
+
+async def test_without_a_redis_url_a_private_redis_is_started_printed_and_swept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("r")
+    async with served(XDG_RUNTIME_DIR=str(directory)) as gateway:
+        url = await asyncio.to_thread(gateway.read_until, "MASKFEED_URL")
+        redis_url = gateway.printed["MASKFEED_REDIS_URL"]
+        assert redis_url.startswith("unix://")
+        async with an_engine(redis_url) as engine, aiohttp.ClientSession(url) as session:
+            assert engine.record.epoch
+            response = await session.get("/ready")
+            assert response.status == 503
+        gateway.ask_to_stop()
+        code, _ = await asyncio.to_thread(gateway.wait)
+    assert code == 0
+    assert not (directory / "maskfeed" / "redis.sock").exists()
+
+
+async def test_an_address_that_can_not_be_listened_on_is_exit_code_1():
+    async with served("--redis-url", "unix:///nowhere", "--host", "256.0.0.1") as gateway:
+        code, log = await asyncio.to_thread(gateway.wait)
+    assert code == 1
+    assert "Error" in log
+    assert "Traceback" not in log

@@ -1,0 +1,73 @@
+"""Settings: where they come from, what is refused, and their page in the documentation."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from maskfeed.config import GatewaySettings, settings_document
+from maskfeed_automata.errors import ParameterError
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert GatewaySettings.from_mapping({}) == GatewaySettings()
+
+
+def test_the_environment_wins_over_the_defaults_and_options_win_over_it():
+    settings = GatewaySettings.from_mapping({"MASKFEED_PORT": "81", "MASKFEED_GROUP": "blue", "OTHER": "x"})
+    assert (settings.port, settings.group) == (81, "blue")
+    assert settings.with_overrides(port=82, group=None).port == 82
+    assert settings.with_overrides(port=82, group=None).group == "blue"
+
+
+def test_empty_text_counts_as_absent():
+    assert GatewaySettings.from_mapping({"MASKFEED_PORT": "", "MASKFEED_REDIS_URL": ""}) == GatewaySettings()
+
+
+def test_every_setting_can_be_read_from_the_environment():
+    given = {
+        "MASKFEED_UPSTREAM_URL": "https://engine",
+        "MASKFEED_REDIS_URL": "redis://h",
+        "MASKFEED_GROUP": "g",
+        "MASKFEED_HOST": "::",
+        "MASKFEED_PORT": "0",
+        "MASKFEED_DEADLINE_MS": "1",
+        "MASKFEED_QUEUE_LIMIT": "0",
+        "MASKFEED_COMPILE_THREADS": "3",
+        "MASKFEED_MAX_BODY_BYTES": "4",
+        "MASKFEED_UPSTREAM_API_KEY": "key",
+        "MASKFEED_UPSTREAM_TIMEOUT_S": "5",
+        "MASKFEED_DRAIN_TIMEOUT_S": "6",
+    }
+    settings = GatewaySettings.from_mapping(given)
+    read = {f"MASKFEED_{setting.name.upper()}": str(getattr(settings, setting.name)) for setting in fields(settings)}
+    assert read == given
+    assert len(read) <= 12
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("MASKFEED_PORT", "http", "whole number"),
+        ("MASKFEED_PORT", "-1", "at least 0"),
+        ("MASKFEED_PORT", "70000", "at most 65535"),
+        ("MASKFEED_DEADLINE_MS", "0", "at least 1"),
+        ("MASKFEED_UPSTREAM_URL", "localhost:8000", "http://"),
+        ("MASKFEED_GROUP", "a:b", "letters"),
+        ("MASKFEED_COMPILE_THREADS", "0", "at least 1"),
+    ],
+)
+def test_text_that_is_no_setting_is_refused_with_its_variable(variable, text, problem):
+    with pytest.raises(ParameterError, match=problem) as caught:
+        GatewaySettings.from_mapping({variable: text})
+    assert caught.value.context["field"] == variable
+
+
+def test_the_key_is_not_in_the_text_of_the_settings():
+    assert "secret" not in repr(GatewaySettings(upstream_api_key="secret"))
+
+
+def test_the_page_of_the_documentation_is_the_generated_one():
+    assert DOCUMENT.read_text() == settings_document()
