@@ -59,7 +59,16 @@ def measure_maskfeed(vocabulary: Vocabulary, k: int) -> dict[str, Any]:
     order = _order(data, starts, lengths)
     trie = build_trie(candidate_set, "never")
     tokens = vocabulary.tokenizer_automaton
-    structures = (trie.byte, trie.end, trie.branch, np.empty(0, np.uint64), tokens.links, tokens.label, tokens.twin, tokens.dense)
+    structures = (
+        trie.byte,
+        trie.end,
+        trie.branch,
+        np.empty(0, np.uint64),
+        tokens.links,
+        tokens.label,
+        tokens.twin,
+        tokens.dense,
+    )
     numbers = (tokens.n_dense, tokens.longest, trie.n_branches, _MAX_MASK_IDS)
     return {
         "k": k,
@@ -70,7 +79,7 @@ def measure_maskfeed(vocabulary: Vocabulary, k: int) -> dict[str, Any]:
         "merge": median_ms(lambda: merge_equal(data, starts, lengths, order), n),
         "candidate_set": median_ms(lambda: CandidateSet.from_strings(names), n),
         "trie": median_ms(lambda: build_trie(candidate_set, "never"), n),
-        "masks": median_ms(lambda: branch_masks(*structures, *numbers), n),
+        "masks": median_ms(lambda: branch_masks(*trie_arrays, *token_arrays, *numbers), n),
         "to_bytes": median_ms(automaton.to_bytes, n),
         "from_bytes": median_ms(lambda: Automaton.from_bytes(blob, vocabulary), n),
         "artifact_bytes": len(blob),

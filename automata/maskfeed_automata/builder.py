@@ -136,7 +136,7 @@ def _masks(vocabulary: Vocabulary, trie: Trie, live: U64) -> tuple[I32, I32]:
 
 
 def _live_nodes(vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace) -> U64:
-    """Nodes from which a candidate can be completed, or none if all are such; refuses candidates that no tokens spell."""
+    """Nodes from which a candidate can be completed (no words if all are); refuses candidates that no tokens spell."""
     if vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE)):
         return np.empty(0, np.uint64)
     tokens = vocabulary.tokenizer_automaton

@@ -175,8 +175,7 @@ def permitted(row: I64, vocabulary: I64, position: int, out: I32, start: int) ->
                         n += 1
             else:
                 if n + high - low <= space:
-                    for i in range(high - low):
-                        out[n + i] = ids[low + i]
+                    out[n : n + high - low] = ids[low:high]
                 n += high - low
         elif not bit_at(leaf, position):
             byte = u8_view(row[A_BYTE], n_nodes)

@@ -1,7 +1,7 @@
 """Every kernel loaded before the first request needs it.
 
-A kernel is compiled, or read from numba's cache on disk, when it is first called with arguments of some types; that takes
-up to seconds and holds the interpreter's lock. So a process that must not stall walks every road once, on a
+A kernel is compiled, or read from numba's cache on disk, when it is first called with arguments of some types; that
+takes up to seconds and holds the interpreter's lock. So a process that must not stall walks every road once, on a
 vocabulary that fits on a line. It knows the roads, not what they are for. Invariant: after `warm_kernels`, nothing
 public of this package compiles anything; a test counts the compiled signatures.
 """

@@ -11,7 +11,8 @@ from maskfeed_automata import *
 from maskfeed_automata import warm_kernels
 
 def signatures():
-    return {f"{d.py_func.__module__}.{d.__name__}": len(d.signatures) for d in gc.get_objects() if isinstance(d, Dispatcher)}
+    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    return {f"{each.py_func.__module__}.{each.__name__}": len(each.signatures) for each in kernels}
 
 warm_kernels()
 before = signatures()

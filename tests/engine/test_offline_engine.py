@@ -1,6 +1,7 @@
 """The processor in a real engine, offline: `LLM(...)` with candidates given inline."""
 
 import pytest
+
 from answer_check import Request, check_answer, requests
 
 pytestmark = pytest.mark.engine
@@ -92,7 +93,7 @@ def test_chunked_prefill_prefix_caching_and_n_leave_every_answer_right(run_offli
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_preemption_under_a_tiny_cache_leaves_every_answer_right(run_offline, vocabulary, async_scheduling):
     # Long answers, so that the cache runs out while they are being written.
-    words = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima"]
+    words = "alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima".split()
     candidates = [" ".join([word, *words[i:], *words[:i]] * 3) for i, word in enumerate(words)]
     made = [Request("made here", f"Spell number {i}:", candidates, 1.0, seed=i) for i in range(6)]
     outcome = run_offline(

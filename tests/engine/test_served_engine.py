@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from answer_check import SET_NAMES, check_answer, requests
-from stack import Stack, gateway
 
+from answer_check import SET_NAMES, check_answer, requests
 from engine_server import EngineServer
 from maskfeed_cache.handle import Handle
+from maskfeed_cache.keys import Keyspace
+from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
+from stack import Stack, gateway
 
 pytestmark = pytest.mark.engine
 
@@ -176,9 +178,7 @@ async def test_a_handle_of_another_life_comes_back_as_a_refusal_and_without_text
 
 
 async def engine_record(stack: Stack):
-    from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
-
-    feed = RedisGatewayFeed(stack.redis_url, group="default")
+    feed = RedisGatewayFeed(stack.redis_url, Keyspace(group="default"))
     try:
         (record,) = await feed.engines()
     finally:

@@ -90,7 +90,7 @@ class RootFeed:
             member.flush()
             for frame in member.receive():
                 self._hear_of_member(member.rank, frame)
-        if line in ready:
+        if line is not None and line in ready:
             for message in self._link.receive():
                 self._hear_of_gateway(message)
         now = self._clock()
@@ -106,7 +106,7 @@ class RootFeed:
 
     # -- what is heard ---------------------------------------------------------------------------------------------
 
-    def _poll(self, line: int | None) -> set[int | None]:
+    def _poll(self, line: int | None) -> set[int]:
         poll = select.poll()
         poll.register(self._wakeup.fileno(), select.POLLIN)
         if line is not None:

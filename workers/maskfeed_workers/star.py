@@ -213,8 +213,10 @@ def _join(rank: int, exchange: Exchange, ends_at: float) -> Peer:
 
 def _read_invitation(invitation: object) -> _Invitation:
     match invitation:
-        case [int(family), str() | [str(), int()] as address, bytes(token)]:
-            return family, address if isinstance(address, str) else (address[0], address[1]), token
+        case [int(family), str(path), bytes(token)]:
+            return family, path, token
+        case [int(family), [str(host), int(port)], bytes(token)]:
+            return family, (host, port), token
         case _:
             raise RankFailure(f"rank 0 broadcast {type(invitation).__name__}, no invitation", reason="star")
 

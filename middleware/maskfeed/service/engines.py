@@ -16,8 +16,7 @@ from maskfeed.queue.ticket import Clock
 from maskfeed.service.exchange import Headers, Upstream
 from maskfeed.service.promises import Promises
 from maskfeed.service.proof import prove
-from maskfeed.service.rehearsal import rehearse
-from maskfeed_automata import FORMAT_VERSION, Vocabulary
+from maskfeed_automata import FORMAT_VERSION, Vocabulary, warm_kernels
 from maskfeed_automata.errors import (
     EngineNotReady,
     InternalInvariant,
@@ -197,7 +196,7 @@ class EngineGroup:
         record = _common_record(records)
         vocabulary = await self._load(record.fingerprint)
         await self._compiler.warm(record.fingerprint)
-        await asyncio.to_thread(rehearse, vocabulary)
+        await asyncio.to_thread(warm_kernels)
         try:
             async with asyncio.timeout(_PROOF_TIMEOUT_S):
                 await prove(self._upstream, records, vocabulary, headers=self._probe_headers, new_nonce=self._new_nonce)
