@@ -18,9 +18,8 @@ import numpy as np
 from names import candidate_names
 
 from maskfeed_automata import Automaton, CandidateSet, Limits, Vocabulary, compile
-from maskfeed_automata.builder import _MAX_MASK_IDS
+from maskfeed_automata.builder import _masks
 from maskfeed_automata.candidates import _flatten, _order
-from maskfeed_automata.mask_kernels import branch_masks
 from maskfeed_automata.sort_kernels import merge_equal
 from maskfeed_automata.trie import build_trie
 
@@ -58,18 +57,7 @@ def measure_maskfeed(vocabulary: Vocabulary, k: int) -> dict[str, Any]:
     data, starts, lengths = _flatten(names, Limits())
     order = _order(data, starts, lengths)
     trie = build_trie(candidate_set, "never")
-    tokens = vocabulary.tokenizer_automaton
-    structures = (
-        trie.byte,
-        trie.end,
-        trie.branch,
-        np.empty(0, np.uint64),
-        tokens.links,
-        tokens.label,
-        tokens.twin,
-        tokens.dense,
-    )
-    numbers = (tokens.n_dense, tokens.longest, trie.n_branches, _MAX_MASK_IDS)
+    all_live = np.empty(0, np.uint64)
     return {
         "k": k,
         "root_mask": mask_hash(automaton.cursor().allowed_token_ids()),
@@ -79,7 +67,7 @@ def measure_maskfeed(vocabulary: Vocabulary, k: int) -> dict[str, Any]:
         "merge": median_ms(lambda: merge_equal(data, starts, lengths, order), n),
         "candidate_set": median_ms(lambda: CandidateSet.from_strings(names), n),
         "trie": median_ms(lambda: build_trie(candidate_set, "never"), n),
-        "masks": median_ms(lambda: branch_masks(*trie_arrays, *token_arrays, *numbers), n),
+        "masks": median_ms(lambda: _masks(vocabulary, trie, all_live), n),
         "to_bytes": median_ms(automaton.to_bytes, n),
         "from_bytes": median_ms(lambda: Automaton.from_bytes(blob, vocabulary), n),
         "artifact_bytes": len(blob),
