@@ -23,10 +23,10 @@ def check_all(made: list[Request], outcome: dict, vocabulary) -> int:
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_every_answer_is_a_candidate_with_async_scheduling_off_and_on(run_offline, vocabulary, async_scheduling):
-    made = requests(130, seed=1)
+    made = requests(78, seed=1)
     outcome = run_offline([job(r) for r in made], async_scheduling=async_scheduling)
     assert outcome["async_scheduling"] is async_scheduling, "the flag of the live engine"
-    assert check_all(made, outcome, vocabulary) == 130
+    assert check_all(made, outcome, vocabulary) == 78
     assert outcome["observed"]["empty_steps"] == 0
 
 
