@@ -114,6 +114,24 @@ def test_inline_candidates_are_compiled_once_and_refused_where_they_cannot_be():
         assert gate.decide(parameters(bad, stops=stops)) == Refusal((STOP,)), "an empty answer is no candidate"
 
 
+def test_our_key_with_null_is_a_request_that_wanted_a_set_and_is_refused():
+    asked = parameters(None, extra_args={HANDLE_KEY: None})
+    assert admission(Held()).decide(asked) == Refusal((RESERVED,))
+    with pytest.raises(HandleError):
+        check_request(asked.extra_args, asked)
+
+
+@pytest.mark.parametrize("key", ["Maskfeed", "mask_feed", "mask-feed", "candidates", "candidate", "MASKFEED"])
+def test_a_misspelling_of_our_key_is_refused_before_the_engine_sees_it(key):
+    with pytest.raises(ParameterError) as caught:
+        check_request({key: {"candidates": ["a"]}}, parameters(None))
+    assert caught.value.context["field"] == key
+
+
+def test_keys_of_others_are_not_ours_to_refuse():
+    check_request({"kv_transfer_params": {}, "masking": 1, "feed": 2}, parameters(None))
+
+
 def test_an_engine_without_a_feed_takes_no_handle():
     assert admission().decide(parameters(handle())) == Refusal((RESERVED,))
 

@@ -40,9 +40,12 @@ def check_request(extra_args: Mapping[str, Any] | None, sampling_params: Any) ->
         HandleError: the handle can't be read, or its reserved id is not among the request's stop_token_ids.
         ParameterError, CandidateError, LimitExceeded: a parameter or an inline candidate that can't be used.
     """
-    given = (extra_args or {}).get(HANDLE_KEY)
-    if given is None:
+    for key in extra_args or ():
+        if key != HANDLE_KEY and _is_near_miss(key):
+            raise ParameterError(f"extra_args.{key} is not read; candidates go into extra_args.{HANDLE_KEY}", field=key)
+    if not extra_args or HANDLE_KEY not in extra_args:
         return
+    given = extra_args[HANDLE_KEY]
     check_sampling_parameters(lambda name: getattr(sampling_params, name, None))
     if isinstance(given, Mapping):
         InlineRequest.from_mapping(given)
@@ -82,9 +85,11 @@ class Admission:
         Args:
             sampling_params: vLLM's SamplingParams, stop ids of the model merged in.
         """
-        given = (sampling_params.extra_args or {}).get(HANDLE_KEY)
-        if given is None:
+        extra_args = sampling_params.extra_args or {}
+        if HANDLE_KEY not in extra_args:
             return None
+        # present but null is a request that wanted a set: it is refused like any other thing that is no handle
+        given = extra_args[HANDLE_KEY]
         # an id that can't be sampled can't end anything
         stop_ids = {int(i) for i in sampling_params.all_stop_token_ids if 0 <= i < self._logits_width}
         refusal = self._refusal(given, stop_ids)
@@ -92,7 +97,7 @@ class Admission:
             check_sampling_parameters(lambda name: getattr(sampling_params, name, None))
             return self._constrain(given, stop_ids, refusal)
         except MaskfeedError as error:
-            _log.error("request refused: %s (%s)", error.code, error.message)
+            _log.error("request refused: %s (%s), %s", error.code, error.message, _name_of(given))
             return refusal
 
     def _refusal(self, given: object, stop_ids: Collection[int]) -> Refusal:
@@ -134,6 +139,19 @@ class Admission:
         if automaton is None:
             raise SetRefused(f"set {handle.artifact_hash[:12]} is not held", stage="admission")
         return Constraint(automaton, ends, refusal, lambda: held.release(reference))
+
+
+def _name_of(given: object) -> str:
+    """How the gateway's log and the engine's can be laid side by side; never a candidate."""
+    try:
+        return f"nonce {Handle.from_text(given).nonce}"
+    except HandleError:
+        return "no handle"
+
+
+def _is_near_miss(key: str) -> bool:
+    """Whether somebody who wrote `key` meant ours: it would be ignored, and the answer free."""
+    return key.replace("_", "").replace("-", "").lower() in (HANDLE_KEY, "candidates", "candidate")
 
 
 def _release_nothing() -> None:

@@ -80,6 +80,7 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
         EngineUnsupported: version, configuration, settings or model under which a mask could be wrong.
         VocabularyError: a tokenizer whose token bytes can't be told exactly.
     """
+    _log_like_vllm()
     check_version(vllm.__version__)
     check_configuration(vllm_config, cls, device)
     settings = EngineSettings.from_mappings(vllm_config.additional_config, environ)
@@ -131,6 +132,18 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
         admission=admission,
         feed=feed,
     )
+
+
+def _log_like_vllm() -> None:
+    """Send our packages' log lines where vLLM sends its own; nobody else has set up logging in a worker process."""
+    theirs = logging.getLogger("vllm")
+    for name in ("maskfeed_workers", "maskfeed_cache"):
+        ours = logging.getLogger(name)
+        if not ours.handlers:
+            ours.setLevel(theirs.level)
+            ours.propagate = False
+            for handler in theirs.handlers:
+                ours.addHandler(handler)
 
 
 def _reasoning_parser(structured_outputs: Any) -> str | None:
