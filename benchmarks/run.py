@@ -1,96 +1,168 @@
-"""All benchmarks: `python benchmarks/run.py`. Tables to stdout, figures to benchmarks/results/<time>.json.
+"""All benchmarks beside the peers: `python benchmarks/run.py`.
 
-`--no-peers` leaves xgrammar and llguidance out.
+Tables to standard output and, with all figures (results.json) and plots (compile.png, apply.png, memory.png), to a
+folder of benchmarks/results. `--quick` is the same with small sets, in less than a minute. Times of one run can be
+compared with each other, those of different runs or busy machines can not.
 """
 
+import argparse
 import json
 import platform
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from compile_time import PEERS, measure_maskfeed, measure_peer
+import tables
+from apply_time import ask_xgrammar, measure_apply
+from compile_time import ask_peers, measure_maskfeed
+from generate_time import measure_generate
+from made_up_sets import KINDS
+from memory_use import measure_peak, measure_resident
+from peer_process import AGES, PEERS, Peer, peers_of
+from plots import draw
 from start_time import measure_start
 from step_time import measure_steps
 from tokenizers import Tokenizer
 
-from maskfeed_automata import Vocabulary
-from tokenizer_files import tokenizer_directory
-
-SIZES = (10, 100, 1_000, 10_000, 100_000)
-PARTS = ("encode", "sort", "merge", "candidate_set", "trie", "masks", "to_bytes", "from_bytes")
+from maskfeed_automata import Vocabulary, warm_kernels
+from tokenizer_files import TOKENIZER_NAMES, tokenizer_directory
 
 
-def compile_table(vocabulary: Vocabulary, peers: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Measure and print compile + first mask."""
-    print("\ncompile + first mask of a fresh list, ms (root masks equal)")
-    print(f"{'names':>8} {'maskfeed':>10}" + "".join(f"{peer:>22}" for peer in peers))
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    sizes: Sequence[int]
+    n_rows: Sequence[int]
+    tokenizers: Sequence[str]
+    # names in each set of the batch; more take xgrammar minutes with a set for each of a thousand rows
+    apply_candidates: int
+    # logits rows to fill in all walks of a batch size: more rows, fewer walks
+    apply_rows: int
+    generate_codes: int
+
+
+FULL = Extent(
+    sizes=(10, 100, 1_000, 10_000, 100_000, 1_000_000),
+    n_rows=(1, 8, 64, 256, 1024),
+    tokenizers=TOKENIZER_NAMES,
+    apply_candidates=100,
+    apply_rows=8192,
+    generate_codes=300,
+)
+QUICK = Extent(
+    sizes=(10, 100),
+    n_rows=(1, 8),
+    tokenizers=("qwen3",),
+    apply_candidates=20,
+    apply_rows=64,
+    generate_codes=10,
+)
+
+
+def compile_section(vocabulary: Vocabulary, extent: Extent, peers: Sequence[Peer]) -> list[dict[str, Any]]:
+    """Compile + first mask for every kind and size; a peer that gave up is not asked for more of the same kind."""
     results = []
-    given_up: set[str] = set()
-    for k in SIZES:
-        ours = measure_maskfeed(vocabulary, k)
-        line = f"{k:8,} {ours['compile_and_first_mask']:10.3f}"
-        ours["peers"] = []
-        for peer in peers:
-            if peer in given_up:
-                line += f"{'-':>22}"
-                continue
-            theirs = measure_peer(peer, k, ours["root_mask"])
-            ours["peers"].append(theirs)
-            if "gave_up" in theirs:
-                given_up.add(peer)
-                line += f"{'gave up':>22}"
-            else:
-                ratio = theirs["compile_and_first_mask"] / ours["compile_and_first_mask"]
-                line += f"{theirs['compile_and_first_mask']:13.1f} ({ratio:5.1f}x)"
-        print(line, flush=True)
-        results.append(ours)
-    for result in results:
-        for theirs in result["peers"]:
-            if "gave_up" in theirs:
-                print(f"  {theirs['peer']} gave up at {theirs['k']:,}: {theirs['gave_up']}")
-    print("\nthe parts, ms; candidate_set = encode + sort + merge + hash")
-    print(f"{'names':>8}" + "".join(f"{part:>14}" for part in PARTS) + f"{'artifact':>12}{'nodes':>10}{'mask ids':>10}")
-    for result in results:
-        parts = "".join(f"{result[part]:14.3f}" for part in PARTS)
-        size = f"{result['artifact_bytes'] / 1e6:9.2f} MB"
-        print(f"{result['k']:8,}{parts}{size}{result['n_nodes']:10,}{result['n_mask_ids']:10,}")
+    given_up: set[tuple[str, str, str]] = set()
+    for kind in KINDS:
+        for k in extent.sizes:
+            _progress(f"compile: {k:,} {kind}")
+            ours = measure_maskfeed(vocabulary, kind, k)
+            ours["peers"] = ask_peers(peers, ours, given_up)
+            results.append(ours)
     return results
 
 
-def step_table(vocabulary: Vocabulary, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Measure and print the time of a step."""
-    results = measure_steps(vocabulary, tokenizer, [1, 8, 64, 256, 1024])
-    print("\none step of a batch over 16 sets of 10,000 names")
-    print(f"{'rows':>8}{'step':>6}{'us':>10}{'us/row':>10}{'warm':>10}{'ids/row':>10}")
-    for row in results:
-        figures = f"{row['us']:10.1f}{row['us_per_row']:10.3f}{row['warm_us_per_row']:10.3f}{row['ids_per_row']:10.1f}"
-        print(f"{row['n_rows']:8}{row['step']:6}{figures}")
+def apply_section(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, extent: Extent, peers: Sequence[Peer]
+) -> list[dict[str, Any]]:
+    """The whole batched mask path for every batch size, with one set and with a set for each row."""
+    results = []
+    for n_rows in extent.n_rows:
+        for n_sets in sorted({1, n_rows}):
+            _progress(f"apply: {n_rows} rows, {n_sets} sets")
+            n_rounds = max(5, min(300, extent.apply_rows // n_rows))
+            ours = measure_apply(vocabulary, tokenizer, n_rows, n_sets, extent.apply_candidates, n_rounds)
+            ours["peers"] = [ask_xgrammar(peer, ours) for peer in peers if peer.name == "xgrammar"]
+            del ours["walk"]
+            results.append(ours)
     return results
 
 
-def main(arguments: list[str]) -> None:
-    """Run everything and keep the figures."""
+def memory_section(extent: Extent) -> dict[str, Any]:
+    """Artifact and peak for every kind and size; what each tokenizer takes."""
+    directory = tokenizer_directory("qwen3")
+    _progress("memory")
+    return {
+        "compile": [measure_peak(directory, kind, k) for kind in KINDS for k in extent.sizes],
+        "resident": [
+            measure_resident(name, Vocabulary.from_tokenizer(tokenizer_directory(name))) for name in extent.tokenizers
+        ],
+    }
+
+
+def measure(extent: Extent, peers: Sequence[Peer]) -> dict[str, Any]:
+    """All sections."""
+    warm_kernels()
     directory = tokenizer_directory("qwen3")
     vocabulary = Vocabulary.from_tokenizer(directory)
-    tokens = vocabulary.tokenizer_automaton
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, Qwen3 vocabulary")
-    print(f"tokenizer automaton: {vocabulary.size:,} ids, {tokens.n_nodes:,} nodes, {tokens.nbytes / 1e6:.1f} MB")
-    start = measure_start(directory)
-    print("a second process: " + ", ".join(f"{name[:-2].replace('_', ' ')} {s:.2f} s" for name, s in start.items()))
-    results = {
-        "start": start,
-        "compile": compile_table(vocabulary, () if "--no-peers" in arguments else PEERS),
-        "step": step_table(vocabulary, Tokenizer.from_file(str(directory / "tokenizer.json"))),
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    _progress("first use")
+    return {
+        "environment": {
+            "machine": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("numpy", "numba", "torch", "transformers")},
+            "vocabulary": "qwen3",
+            "began": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        },
+        "start": [measure_start(tokenizer_directory(name)) for name in extent.tokenizers],
+        "compile": compile_section(vocabulary, extent, peers),
+        "apply": apply_section(vocabulary, tokenizer, extent, peers),
+        "step": measure_steps(vocabulary, tokenizer, list(extent.n_rows)),
+        "generate": [measure_generate(vocabulary, extent.generate_codes, n_rows, 20) for n_rows in (1, 4, 32)],
+        "memory": memory_section(extent),
     }
-    path = Path(__file__).with_name("results") / time.strftime("%Y%m%dT%H%M%S.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1))
-    print(f"\nfigures: {path}")
+
+
+def _progress(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sets, less than a minute")
+    parser.add_argument("--peers", choices=("none", *AGES, "all"), default="all", help="versions of the peers")
+    parser.add_argument("--upgrade-peers", action="store_true", help="bring .cache/peers up to date first")
+    parser.add_argument("--output", type=Path, help="folder for the results")
+    arguments = parser.parse_args()
+    ages = {"none": (), "all": AGES}.get(arguments.peers, (arguments.peers,))
+    peers = peers_of(PEERS, ages, upgrade=arguments.upgrade_peers)
+    try:
+        results = measure(QUICK if arguments.quick else FULL, peers)
+    finally:
+        for peer in peers:
+            peer.close()
+    directory = arguments.output or Path(__file__).with_name("results") / time.strftime("%Y%m%dT%H%M%S")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    rendered = tables.render(results)
+    (directory / "tables.txt").write_text(rendered)
+    print(rendered)
+    if find_spec("matplotlib") is None:
+        print("no plots: pip install -e '.[bench]' brings matplotlib")
+    else:
+        draw(results, directory)
+    print(f"figures: {directory}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -75,6 +75,8 @@ class Faults:
     dies: bool = False
     # generates nothing until it is let go
     hangs: bool = False
+    # says no more after this many events of a stream, until it is let go
+    hangs_after_events: int | None = None
     # says nothing about sets until `answer_announcements`
     is_slow: bool = False
     # answers announcements with this reason
@@ -167,10 +169,14 @@ class FakeEngine:
         """Hold nothing any more, as after a restart."""
         self._held.clear()
 
-    def die(self, reason: str = "killed") -> None:
-        """End this life: withdraw the record and say so. The HTTP server goes on."""
+    def fall_silent(self) -> None:
+        """End this life without a word: the record is gone and is not renewed. The HTTP server goes on."""
         self._is_alive = False
         self._feed.retire()
+
+    def die(self, reason: str = "killed") -> None:
+        """End this life: withdraw the record and say so. The HTTP server goes on."""
+        self.fall_silent()
         self._feed.publish([Dead(self.record.epoch, reason)])
 
     # -- the feed ----------------------------------------------------------------------------------------------------
@@ -236,14 +242,8 @@ class FakeEngine:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await self._note(request)
-        try:
-            if self.faults.hangs and not _is_probe(body):
-                await self.let_go.wait()
-        except asyncio.CancelledError:
-            with self._changed:
-                self.seen.aborted += 1
-                self._changed.notify_all()
-            raise
+        if self.faults.hangs and not _is_probe(body):
+            await self._wait_to_be_let_go()
         if self.faults.dies and request.transport is not None:
             request.transport.abort()
         if self.faults.answers_with is not None:
@@ -254,6 +254,15 @@ class FakeEngine:
         if body.get("stream"):
             return await self._stream(request, body, choices)
         return web.json_response(_response(request.path, body, choices))
+
+    async def _wait_to_be_let_go(self) -> None:
+        try:
+            await self.let_go.wait()
+        except asyncio.CancelledError:
+            with self._changed:
+                self.seen.aborted += 1
+                self._changed.notify_all()
+            raise
 
     def _generate(self, body: dict[str, Any]) -> tuple[list[int], str, int | None]:
         """Token ids, finish reason, stop reason."""
@@ -283,6 +292,8 @@ class FakeEngine:
             if number == self.faults.dies_after_events and request.transport is not None:
                 request.transport.abort()
                 return response
+            if number == self.faults.hangs_after_events:
+                await self._wait_to_be_let_go()
             await response.write(b"data: " + event + b"\n\n")
         return response
 

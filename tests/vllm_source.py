@@ -30,6 +30,14 @@ def completion_fields():
     return fields_of(_COMPLETION, "CompletionRequest")
 
 
+def responses_fields():
+    return fields_of("entrypoints/openai/responses/protocol.py", "ResponsesRequest")
+
+
+def messages_fields():
+    return fields_of("entrypoints/anthropic/protocol.py", "AnthropicMessagesRequest")
+
+
 def sampling_fields():
     return fields_of("sampling_params.py", "SamplingParams")
 
@@ -37,7 +45,7 @@ def sampling_fields():
 def all_request_fields():
     """Members of every request class of every route."""
     found = set()
-    for path in (vllm_root() / "entrypoints").rglob("protocol.py"):
+    for path in (vllm_root() / "entrypoints").rglob("protocol*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and node.name.endswith("Request"):
                 found |= {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}

@@ -8,6 +8,7 @@ from maskfeed_automata.batch import Batch, Rows
 from maskfeed_automata.bitmask import allocate_bitmask, bitmask_width
 from maskfeed_automata.builder import build, compile, shortest_tokenisation
 from maskfeed_automata.candidates import FORMAT_VERSION, CandidateSet, LeadingSpace, Limits
+from maskfeed_automata.catalogue import Catalogue
 from maskfeed_automata.cursor import Cursor
 from maskfeed_automata.loader import load_tokenizer_automaton
 from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
@@ -19,6 +20,7 @@ __all__ = [
     "Automaton",
     "Batch",
     "CandidateSet",
+    "Catalogue",
     "Cursor",
     "LeadingSpace",
     "Limits",

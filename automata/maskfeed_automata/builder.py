@@ -13,12 +13,12 @@ from maskfeed_automata.automaton import Automaton
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace, Limits, check_leading_space
 from maskfeed_automata.codec import CompiledArrays
 from maskfeed_automata.errors import CandidateError, LimitExceeded
-from maskfeed_automata.kernels import I32, U64
+from maskfeed_automata.kernels import I32, U8, U64
 from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits, shortest_count
 from maskfeed_automata.trie import Trie, build_trie
 from maskfeed_automata.vocabulary import Vocabulary
 
-__all__ = ["build", "compile", "shortest_tokenisation"]
+__all__ = ["build", "check_producible", "compile", "shortest_tokenisation"]
 
 # Adversarial sets (runs of spaces that branch everywhere) could ask for tens of gigabytes of masks.
 _MAX_MASK_IDS: Final = 1 << 28
@@ -95,6 +95,14 @@ def build(vocabulary: Vocabulary, candidate_set: CandidateSet, *, leading_space:
     )
 
 
+def check_producible(vocabulary: Vocabulary, candidate_set: CandidateSet, leading_space: LeadingSpace) -> None:
+    """Raise CandidateError if the vocabulary can't produce a candidate, as `build` would; ParameterError as there."""
+    check_leading_space(leading_space)
+    if not _is_covered(vocabulary, candidate_set, leading_space):
+        trie = build_trie(candidate_set, leading_space)
+        _refuse_unreached(candidate_set, trie, reached_bits(trie.byte, trie.end, *_walked(vocabulary)))
+
+
 def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | None:
     """Fewest tokens whose bytes spell `candidate`; None if there are none."""
     if not candidate:
@@ -137,13 +145,22 @@ def _masks(vocabulary: Vocabulary, trie: Trie, live: U64) -> tuple[I32, I32]:
 
 def _live_nodes(vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace) -> U64:
     """Nodes from which a candidate can be completed (no words if all are); refuses candidates that no tokens spell."""
-    if vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE)):
+    if _is_covered(vocabulary, candidate_set, leading_space):
         return np.empty(0, np.uint64)
-    tokens = vocabulary.tokenizer_automaton
-    automaton = (tokens.links, tokens.label, tokens.dense, tokens.n_dense, tokens.longest)
-    reached = reached_bits(trie.byte, trie.end, *automaton)
-    _refuse_unreached(candidate_set, trie, reached)
+    automaton = _walked(vocabulary)
+    _refuse_unreached(candidate_set, trie, reached_bits(trie.byte, trie.end, *automaton))
     return live_bits(trie.byte, trie.end, trie.terminal, *automaton)
+
+
+def _is_covered(vocabulary: Vocabulary, candidate_set: CandidateSet, leading_space: LeadingSpace) -> bool:
+    """Whether every byte of every variant is a token by itself, so that tokens go on from everywhere."""
+    return vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE))
+
+
+def _walked(vocabulary: Vocabulary) -> tuple[I32, U8, I32, int, int]:
+    """What the walks for dead ends read of the tokenizer automaton."""
+    tokens = vocabulary.tokenizer_automaton
+    return tokens.links, tokens.label, tokens.dense, tokens.n_dense, tokens.longest
 
 
 def _refuse_unreached(candidate_set: CandidateSet, trie: Trie, reached: U64) -> None:

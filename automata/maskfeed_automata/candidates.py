@@ -19,6 +19,7 @@ from maskfeed_automata.sort_kernels import (
     finish_order,
     is_ascending,
     merge_equal,
+    pick_ranks,
     prefix_keys,
     split_at,
 )
@@ -100,12 +101,31 @@ class CandidateSet:
         _check_list(candidates, limits)
         data, starts, lengths = _flatten(candidates, limits)
         _check_lengths(lengths, limits)
-        members, offsets, rank_of_input, first_input = merge_equal(data, starts, lengths, _order(data, starts, lengths))
-        for array in (members, offsets, rank_of_input, first_input):
+        return cls._of(*merge_equal(data, starts, lengths, _order(data, starts, lengths)))
+
+    @classmethod
+    def _of(cls, members: U8, offsets: I64, rank_of_input: I32, first_input_of_rank: I32) -> Self:
+        for array in (members, offsets, rank_of_input, first_input_of_rank):
             array.flags.writeable = False
         content = hashlib.sha256(np.diff(offsets).astype("<u4").tobytes())
         content.update(members.data)
-        return cls(members, offsets, rank_of_input, first_input, content.digest())
+        return cls(members, offsets, rank_of_input, first_input_of_rank, content.digest())
+
+    def subset(self, indices: I64) -> Self:
+        """The set of some of the given candidates, in the order that is known already.
+
+        Args:
+            indices: int64 [n], n >= 1, each in [0, n_inputs); borrowed.
+
+        Returns:
+            What `from_strings` makes of those candidates, in that order; its inputs are the places in `indices`.
+
+        Cost: O(n log n) on integers, and copying the members.
+        """
+        # Rank above, place below: sorted, equal members are neighbours and the first of them was given first.
+        keys = self.rank_of_input[indices].astype(np.int64) << 32 | np.arange(indices.size)
+        keys.sort()
+        return self._of(*pick_ranks(self.data, self.offsets, keys))
 
     def candidate_bytes(self, rank: int) -> bytes:
         """Bytes of the member of this rank."""

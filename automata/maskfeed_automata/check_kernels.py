@@ -6,20 +6,20 @@ import numpy as np
 
 from maskfeed_automata.kernels import I32, I64, U8, U64, bit_at, kernel, popcount
 
-__all__ = ["ids_are_sound", "ranks_are_sound", "rows_are_sound", "trie_is_sound"]
+__all__ = ["ids_are_sound", "live_is_sound", "ranks_are_sound", "rows_are_sound", "trie_is_sound"]
 
 
 @kernel
 def trie_is_sound(
     byte: U8, leaf: U64, terminal: U64, branch: U64, child_ptr: I32, child_byte: U8, child_node: I32
 ) -> bool:
-    """Whether every way downward stays inside the arrays and ends at a terminal leaf.
+    """Whether this is the trie of some strings, in preorder.
 
-    Children come after their parent, so no walk can loop; a node is a leaf, a branch with children, or has the next
-    node as its only child; leaves are terminal.
+    So every node but the root has one parent, before it; the children of a node have different bytes; a node branches
+    exactly if more than one path leads down from it; no string is empty, and one ends at every leaf.
 
     Args:
-        byte: uint8 [n_nodes], n_nodes >= 1.
+        byte: uint8 [n_nodes], n_nodes >= 2.
         leaf: uint64 [ceil(n_nodes / 64)]; `terminal` and `branch` too.
         terminal: uint64.
         branch: uint64.
@@ -31,26 +31,58 @@ def trie_is_sound(
     unused = leaf.shape[0] * 64 - n_nodes
     if unused > 0 and (leaf[-1] | terminal[-1] | branch[-1]) >> np.uint64(64 - unused) != 0:
         return False
+    if byte[0] != 0 or bit_at(terminal, 0):
+        return False
+    # Open branching nodes: the entry whose subtree comes next, and the end of the row.
+    entry = np.empty(child_ptr.shape[0], np.int32)
+    stop = np.empty(child_ptr.shape[0], np.int32)
+    depth = 0
     k = 0
     for n in range(n_nodes):
+        below = n + 1
         if bit_at(leaf, n):
             if bit_at(branch, n) or not bit_at(terminal, n):
                 return False
+            if depth == 0:
+                return below == n_nodes  # type: ignore[no-any-return]
+            i = entry[depth - 1]
+            if below == n_nodes or child_node[i] != below or child_byte[i] != byte[below]:
+                return False
+            entry[depth - 1] = i + 1
+            if i + 1 == stop[depth - 1]:
+                depth -= 1
+        elif below == n_nodes:
+            return False
         elif not bit_at(branch, n):
-            if n + 1 == n_nodes:
+            if bit_at(branch, below):
                 return False
         else:
             low = child_ptr[k]
             high = child_ptr[k + 1]
             k += 1
-            if low == high or child_node[low] != n + 1:
+            if low == high or child_node[low] != below or child_byte[low] != byte[below]:
                 return False
-            for i in range(low, high):
-                # The first is n + 1, and they ascend: none is negative when it becomes an index.
-                if i > low and (child_node[i] <= child_node[i - 1] or child_byte[i] <= child_byte[i - 1]):
+            for i in range(low + 1, high):
+                if child_byte[i] <= child_byte[i - 1]:
                     return False
-                if child_node[i] >= n_nodes or byte[child_node[i]] != child_byte[i]:
-                    return False
+            if high - low > 1:
+                entry[depth] = low + 1
+                stop[depth] = high
+                depth += 1
+            elif not bit_at(branch, below):
+                return False
+    return False
+
+
+@kernel
+def live_is_sound(live: U64, terminal: U64, n_nodes: int) -> bool:
+    """Whether `live` (uint64 [ceil(n_nodes / 64)]) has the root, all terminal nodes, and no bit past the last node."""
+    unused = live.shape[0] * 64 - n_nodes
+    if not bit_at(live, 0) or (unused > 0 and live[-1] >> np.uint64(64 - unused) != 0):
+        return False
+    for w in range(live.shape[0]):
+        if terminal[w] & ~live[w] != 0:
+            return False
     return True
 
 

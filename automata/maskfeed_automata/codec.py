@@ -1,9 +1,10 @@
 """Artifact: a compiled set as bytes, and the proof that bytes are one.
 
 The bytes come over a network and are read in place by kernels that check nothing, so everything that a kernel relies
-on is proven here, once. It knows nothing of how masks are computed: that a mask is the right one is guarded by the
-checksum here and by the hash under which an artifact is stored. Invariant: what `decode` returns can't make a kernel
-read outside of its arrays, whatever the bytes are.
+on is proven here, once: the trie completely, of masks only that they are tokens. It knows nothing of how masks are
+computed: that a mask is the right one is guarded by the checksum here and by the hash under which an artifact is
+stored. Invariants: what `decode` returns can't make a kernel read outside of its arrays, whatever the bytes are; and
+`encode` makes the very same bytes of it again.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +13,13 @@ from typing import Any, Final, cast, get_args
 import numpy as np
 
 from maskfeed_automata.candidates import FORMAT_VERSION, LeadingSpace
-from maskfeed_automata.check_kernels import ids_are_sound, ranks_are_sound, rows_are_sound, trie_is_sound
+from maskfeed_automata.check_kernels import (
+    ids_are_sound,
+    live_is_sound,
+    ranks_are_sound,
+    rows_are_sound,
+    trie_is_sound,
+)
 from maskfeed_automata.errors import CorruptArtifact, VocabularyMismatch
 from maskfeed_automata.kernels import I32, U8, U64
 from maskfeed_automata.sections import Buffer, Sections, read_sections, size_of_sections, write_sections
@@ -64,6 +71,9 @@ class CompiledArrays:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
+_SECTIONS: Final = ("meta", *(item.name for item in fields(CompiledArrays)))
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedArtifact:
     """A validated artifact; `arrays` are views of `buffer`."""
@@ -98,7 +108,7 @@ def decode(buffer: Buffer, vocabulary: Vocabulary) -> DecodedArtifact:
         FormatVersionError: written in another format version.
         VocabularyMismatch: for another vocabulary. Context: `expected`, `found`.
     """
-    sections = read_sections(buffer, _KIND, FORMAT_VERSION)
+    sections = read_sections(buffer, _KIND, FORMAT_VERSION, _SECTIONS)
     found = sections.identities[0].hex()
     if found != vocabulary.fingerprint:
         raise VocabularyMismatch(
@@ -148,6 +158,8 @@ def _check(arrays: CompiledArrays, vocabulary: Vocabulary, n_candidates: int, le
     children = (arrays.child_ptr, arrays.child_byte, arrays.child_node)
     if not trie_is_sound(arrays.byte, arrays.leaf, arrays.terminal, arrays.branch, *children):
         raise CorruptArtifact("no trie in preorder", section="child_node")
+    if arrays.live.size and not live_is_sound(arrays.live, arrays.terminal, arrays.byte.size):
+        raise CorruptArtifact("ends of candidates that are not live", section="live")
     if not rows_are_sound(arrays.mask_ptr, arrays.mask_ids.size):
         raise CorruptArtifact("rows of masks that do not ascend", section="mask_ptr")
     if not ids_are_sound(arrays.mask_ids, vocabulary.offsets):

@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from maskfeed_automata.errors import CorruptArtifact, VocabularyError
+from maskfeed_automata.sentencepiece_model import read_sentencepiece
+from maskfeed_automata.tekken import is_tekken, read_tekken
+from maskfeed_automata.tiktoken_file import is_tiktoken, read_tiktoken
 from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
+from maskfeed_automata.tokenizer_config import TokenizerConfig
 from maskfeed_automata.tokenizer_json import token_bytes_of
 from maskfeed_automata.vocabulary import Vocabulary
 
 __all__ = ["default_cache_directory", "load_tokenizer_automaton", "read_tokenizer"]
 
-_ROLES: Final = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+# Of a directory the first one that is there is read.
+_FILE_NAMES: Final = ("tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model")
+_FILE_PATTERNS: Final = ("tekken*.json", "*.tiktoken", "*.model", "*.model.v*")
 
 
 def default_cache_directory() -> Path:
@@ -62,8 +68,9 @@ def read_tokenizer(tokenizer_or_path: Any) -> tuple[list[bytes | None], list[int
     """Token bytes by id, and the tokenizer's own end-of-sequence ids.
 
     Args:
-        tokenizer_or_path: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, a directory with a
-            tokenizer.json, or the path of one. A tokenizer_config.json beside the file is taken into account.
+        tokenizer_or_path: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, or a path: a tokenizer.json,
+            a tekken.json, a SentencePiece model or a tiktoken rank file (told apart by their contents), or a
+            directory with one of these. A tokenizer_config.json beside the file is taken into account.
 
     Raises:
         VocabularyError: none of these, or token bytes that can't be told exactly.
@@ -75,18 +82,51 @@ def read_tokenizer(tokenizer_or_path: Any) -> tuple[list[bytes | None], list[int
 
 def _read_path(path: Path) -> tuple[list[bytes | None], list[int]]:
     if path.is_dir():
-        path = path / "tokenizer.json"
-    contents = _read_json(path)
+        path = _tokenizer_file(path)
+    data = _read(path)
     config_path = path.with_name("tokenizer_config.json")
-    config = _read_json(config_path) if config_path.exists() else {}
-    texts = {role: _text_of(config[role]) for role in _ROLES if config.get(role)}
-    controls = set(texts.values()) | {_text_of(item) for item in config.get("additional_special_tokens") or ()}
-    added = [{**item, "id": token_id} for token_id, item in (config.get("added_tokens_decoder") or {}).items()]
-    tokens = token_bytes_of(contents, control_texts=controls, added=added)
-    eos = texts.get("eos_token")
-    ids = [] if eos is None else _ids_of(eos, contents, added)
+    config = TokenizerConfig.from_contents(_json(config_path, _read(config_path)) if config_path.exists() else {})
+    if data.lstrip()[:1] == b"{":
+        contents = _json(path, data)
+        if not is_tekken(contents):
+            return _read_tokenizer_json(contents, config)
+        # Control tokens of other formats are listed beside them; tekken lists its own.
+        return TokenizerConfig.from_contents({}).complete(read_tekken(contents))
+    _refuse_unstated_tokens(path.with_name("added_tokens.json"), config)
+    return config.complete(read_tiktoken(data) if is_tiktoken(data) else read_sentencepiece(data))
+
+
+def _tokenizer_file(directory: Path) -> Path:
+    for name in _FILE_NAMES:
+        if (directory / name).is_file():
+            return directory / name
+    for pattern in _FILE_PATTERNS:
+        found = sorted(directory.glob(pattern))
+        if len(found) > 1:
+            raise VocabularyError(f"{directory} has {len(found)} files {pattern}; name the one that is meant")
+        if found:
+            return found[0]
+    raise VocabularyError(f"{directory} has no tokenizer: none of {', '.join((*_FILE_NAMES, *_FILE_PATTERNS))}")
+
+
+def _refuse_unstated_tokens(path: Path, config: TokenizerConfig) -> None:
+    """Raise VocabularyError for tokens of an added_tokens.json of which nothing says whether they are text."""
+    if path.exists():
+        stated = {item["id"] for item in config.added}
+        for text, token_id in _json(path, _read(path)).items():
+            if token_id not in stated:
+                raise VocabularyError(
+                    f"{path.name} adds {text!r}, and no tokenizer_config.json says whether it is a control token",
+                    token_id=token_id,
+                )
+
+
+def _read_tokenizer_json(contents: Mapping[str, Any], config: TokenizerConfig) -> tuple[list[bytes | None], list[int]]:
+    tokens = token_bytes_of(contents, control_texts=config.control_texts, added=config.added)
+    eos = config.eos_text
+    ids = [] if eos is None else _ids_of(eos, contents, config)
     if eos is not None and not ids:
-        raise VocabularyError(f"{config_path.name} names {eos!r} as eos_token, which is no token")
+        raise VocabularyError(f"tokenizer_config.json names {eos!r} as eos_token, which is no token")
     return tokens, ids
 
 
@@ -102,23 +142,26 @@ def _read_object(tokenizer: Any) -> tuple[list[bytes | None], list[int]]:
     return tokens, [] if eos is None else [int(eos)]
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> bytes:
     try:
-        contents = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return path.read_bytes()
+    except OSError as error:
+        raise VocabularyError(f"{path} can't be read: {error}") from error
+
+
+def _json(path: Path, data: bytes) -> Mapping[str, Any]:
+    try:
+        contents = json.loads(data)
+    except ValueError as error:
         raise VocabularyError(f"{path} can't be read: {error}") from error
     if not isinstance(contents, dict):
         raise VocabularyError(f"{path} holds no JSON object")
     return contents
 
 
-def _text_of(token: Any) -> str:
-    """A token in a tokenizer_config.json is its text, or an object with the text as `content`."""
-    return str(token["content"] if isinstance(token, Mapping) else token)
-
-
-def _ids_of(text: str, contents: Mapping[str, Any], added: list[dict[str, Any]]) -> list[int]:
-    ids = {int(item["id"]) for item in (*(contents.get("added_tokens") or ()), *added) if item["content"] == text}
+def _ids_of(text: str, contents: Mapping[str, Any], config: TokenizerConfig) -> list[int]:
+    added = (*(contents.get("added_tokens") or ()), *config.added)
+    ids = {int(item["id"]) for item in added if item["content"] == text}
     vocab = contents["model"]["vocab"]
     if not ids and isinstance(vocab, Mapping) and text in vocab:
         ids = {int(vocab[text])}

@@ -1,8 +1,8 @@
 """One flat little-endian buffer of named arrays, readable in place.
 
 Artifacts, vocabularies and tokenizer automata are kept and sent in this form. This module knows nothing of what the
-arrays mean. Invariant: `read_sections` returns read-only views that lie inside the buffer, are aligned for their type
-and carry exactly the bytes that `write_sections` was given; anything else is CorruptArtifact.
+arrays mean. Invariant: `read_sections` accepts only what `write_sections` could have written, so what it accepts is the
+one buffer for its contents; its views are read-only, lie inside the buffer and are aligned for their type.
 
     offset  bytes
          0      8   magic "maskfeed"
@@ -20,7 +20,7 @@ and carry exactly the bytes that `write_sections` was given; anything else is Co
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ _ENTRY: Final = struct.Struct("<16sQQ")
 _MAGIC: Final = b"maskfeed"
 _CHECKSUM_AT: Final = 28
 _ALIGNMENT: Final = 64
-_MOST_SECTIONS: Final = 64
+_NAME_BYTES: Final = 16
 
 if sys.byteorder != "little":
     raise ImportError("maskfeed reads its buffers in place and needs a little-endian machine")
@@ -105,16 +105,18 @@ def write_sections(
     return bytes(buffer)
 
 
-def read_sections(buffer: Buffer, kind: bytes, version: int) -> Sections:
+def read_sections(buffer: Buffer, kind: bytes, version: int, names: Sequence[str]) -> Sections:
     """Check a buffer and take it apart without copying (one copy if it is not aligned to 8 bytes).
 
     Args:
         buffer: C-contiguous; borrowed, must not change afterwards.
         kind: the kind it must have.
         version: the format version it must have.
+        names: the sections it must have, in order.
 
     Raises:
-        CorruptArtifact: too short, another magic or kind, wrong length, checksum, or section table.
+        CorruptArtifact: too short, another magic or kind, wrong length, checksum, or section table, or something
+            between the sections.
         FormatVersionError: written in another format version.
     """
     view = _aligned_view(buffer)
@@ -131,23 +133,28 @@ def read_sections(buffer: Buffer, kind: bytes, version: int) -> Sections:
         raise CorruptArtifact(f"{view.nbytes} bytes where the header says {length}", section="header")
     if checksum != _checksum(view):
         raise CorruptArtifact("the checksum does not match", section="header")
-    return Sections((first, second), _read_table(view, n_sections), view)
+    if n_sections != len(names):
+        raise CorruptArtifact(f"{n_sections} sections, expected {len(names)}", section="table")
+    return Sections((first, second), _read_table(view, names), view)
 
 
-def _read_table(view: memoryview, n_sections: int) -> dict[str, memoryview]:
-    """Views by name. Names, offsets and lengths must be the only ones that the writer could have written."""
-    position = _HEADER.size + _ENTRY.size * n_sections
-    if n_sections > _MOST_SECTIONS or position > view.nbytes:
-        raise CorruptArtifact(f"{n_sections} sections do not fit", section="table")
+def _read_table(view: memoryview, names: Sequence[str]) -> dict[str, memoryview]:
+    """Views by name. Names, offsets, lengths and gaps must be the only ones that the writer could have written."""
+    position = _HEADER.size + _ENTRY.size * len(names)
+    if position > view.nbytes:
+        raise CorruptArtifact(f"{view.nbytes} bytes are too short for {len(names)} sections", section="table")
     views: dict[str, memoryview] = {}
-    for k in range(n_sections):
+    for k, name in enumerate(names):
         raw_name, offset, length = _ENTRY.unpack_from(view, _HEADER.size + _ENTRY.size * k)
-        name = raw_name.rstrip(b"\0").decode("latin-1")
-        position = _aligned(position)
-        if offset != position or length > view.nbytes - position or name in views:
-            raise CorruptArtifact(f"section {k} lies outside of its place", section="table")
+        start = _aligned(position)
+        if raw_name != name.encode("ascii").ljust(_NAME_BYTES, b"\0"):
+            raise CorruptArtifact(f"section {k} has another name than {name!r}", section="table")
+        if offset != start or length > view.nbytes - start:
+            raise CorruptArtifact(f"section {name!r} lies outside of its place", section="table")
+        if view[position:start] != bytes(start - position):
+            raise CorruptArtifact(f"bytes before section {name!r}", section="table")
         views[name] = view[offset : offset + length]
-        position += length
+        position = start + length
     if position != view.nbytes:
         raise CorruptArtifact("bytes after the last section", section="table")
     return views

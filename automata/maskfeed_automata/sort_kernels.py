@@ -14,7 +14,7 @@ import numpy as np
 
 from maskfeed_automata.kernels import I32, I64, U8, U64, kernel
 
-__all__ = ["common_prefix", "finish_order", "is_ascending", "merge_equal", "prefix_keys", "split_at"]
+__all__ = ["common_prefix", "finish_order", "is_ascending", "merge_equal", "pick_ranks", "prefix_keys", "split_at"]
 
 # Below this many strings comparing is faster than making keys.
 _SMALL: Final = 20
@@ -237,3 +237,49 @@ def merge_equal(data: U8, starts: I64, lengths: I64, order: I64) -> tuple[U8, I6
         rank_of_input[i] = n_unique - 1
         previous = i
     return merged[:size], offsets[: n_unique + 1], rank_of_input, first_input[:n_unique]
+
+
+@kernel
+def pick_ranks(data: U8, offsets: I64, keys: I64) -> tuple[U8, I64, I32, I32]:
+    """Gather some of the strings that are sorted and unique already, each once.
+
+    Args:
+        data: uint8 [n_bytes].
+        offsets: int64 [n_strings + 1].
+        keys: int64 [n], ascending; rank << 32 | place, the places being 0 .. n - 1.
+
+    Returns:
+        As `merge_equal`, the inputs being the places.
+    """
+    n = keys.shape[0]
+    picked_offsets = np.empty(n + 1, np.int64)
+    ranks = np.empty(n, np.int64)
+    rank_of_input = np.empty(n, np.int32)
+    first_input = np.empty(n, np.int32)
+    picked_offsets[0] = 0
+    n_unique = 0
+    size = 0
+    previous = -1
+    touched = np.uint8(0)
+    for key in keys:
+        rank = key >> 32
+        place = key & 0xFFFFFFFF
+        if rank != previous:
+            start = offsets[rank]
+            size += offsets[rank + 1] - start
+            # Far apart in memory: asked for here, one read does not wait for the one before, as copies do.
+            touched |= data[start]
+            ranks[n_unique] = rank
+            first_input[n_unique] = place
+            n_unique += 1
+            picked_offsets[n_unique] = size
+            previous = rank
+        rank_of_input[place] = n_unique - 1
+    picked = np.empty(size + 1, np.uint8)
+    picked[size] = touched
+    at = 0
+    for i in range(n_unique):
+        for position in range(offsets[ranks[i]], offsets[ranks[i] + 1]):
+            picked[at] = data[position]
+            at += 1
+    return picked[:size], picked_offsets[: n_unique + 1].copy(), rank_of_input, first_input[:n_unique].copy()

@@ -74,12 +74,16 @@ def breadth_first(ids: I64, parents: I64, edge_labels: U8) -> tuple[I32, U8]:
 def is_sound(first: I32, label: U8) -> bool:
     """Whether `first` and `label` are a trie in breadth-first order: no index can leave the arrays, no walk can loop.
 
+    With the tokens it spells it is the only one: the root's label, which nothing reads, must be 0.
+
     Args:
         first: int32 [n_nodes + 1].
         label: uint8 [n_nodes].
     """
     n_nodes = label.shape[0]
-    if n_nodes < 1 or first.shape[0] != n_nodes + 1 or first[0] != 1 or first[n_nodes] != n_nodes:
+    if n_nodes < 1 or label[0] != 0:
+        return False
+    if first.shape[0] != n_nodes + 1 or first[0] != 1 or first[n_nodes] != n_nodes:
         return False
     for v in range(n_nodes):
         if first[v] <= v or first[v + 1] < first[v] or first[v + 1] > n_nodes:

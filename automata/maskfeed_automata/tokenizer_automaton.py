@@ -90,7 +90,7 @@ class TokenizerAutomaton:
         Raises:
             CorruptArtifact: anything else, another vocabulary's automaton included.
         """
-        sections = read_sections(buffer, _KIND, _VERSION)
+        sections = read_sections(buffer, _KIND, _VERSION, ("first", "label"))
         if sections.identities != (bytes.fromhex(fingerprint), bytes(32)):
             raise CorruptArtifact("the automaton of another vocabulary", section="header")
         label = sections.array("label", np.uint8)

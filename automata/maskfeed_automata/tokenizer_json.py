@@ -18,6 +18,11 @@ __all__ = ["token_bytes_of"]
 _SPACE_MARK: Final = "\u2581"
 _BYTE_LEVEL_SPACE: Final = "\u0120"
 _MAX_ID: Final = 1 << 24
+_NOT_CONCATENATED: Final = {
+    "WordPiece": "puts a space before each piece without '##', except the first, so text is not its tokens' bytes "
+    "one after the other",
+    "WordLevel": "joins words by spaces that belong to no token",
+}
 
 
 def _byte_characters() -> dict[str, int]:
@@ -73,7 +78,8 @@ def _pieces(model: Mapping[str, Any]) -> dict[int, str]:
     """The pieces as written in the vocabulary, by id."""
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind not in ("BPE", "Unigram"):
-        raise VocabularyError(f"tokenizers of type {kind} are not understood")
+        reason = _NOT_CONCATENATED.get(kind, "is not understood")
+        raise VocabularyError(f"a tokenizer of type {kind} is refused: it {reason}")
     for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(affix):
             raise VocabularyError(f"{affix} {model[affix]!r} is not understood")
@@ -84,15 +90,24 @@ def _pieces(model: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _decoder_types(decoder: Any) -> dict[str, Mapping[str, Any]]:
-    """The steps of the decoder by type."""
+    """The steps of the decoder by type. Refuses those after which text is not the tokens' bytes in a row."""
     if not isinstance(decoder, Mapping):
         raise VocabularyError("the tokenizer has no decoder, so the bytes of its tokens are not stated")
     steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    types = [step["type"] for step in steps]
     known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-    for step in steps:
-        if step["type"] not in known:
-            raise VocabularyError(f"a decoder step of type {step['type']} is not understood")
-    return {step["type"]: step for step in steps}
+    for kind in types:
+        if kind not in known:
+            raise VocabularyError(f"a decoder step of type {kind} is not understood")
+    by_type = dict(zip(types, steps, strict=True))
+    if len(by_type) < len(types) or ("ByteLevel" in by_type and not by_type.keys() <= {"ByteLevel", "Fuse"}):
+        raise VocabularyError(f"decoder steps {types} are not understood together")
+    # Once all tokens are one text, a space at its beginning may go: that is presentation of a whole text. Before, or
+    # anywhere else, a token would not stand for the same bytes everywhere.
+    strip = by_type.get("Strip")
+    if strip and not ("Fuse" in types[: types.index("Strip")] and strip.get("content") == " " and not strip["stop"]):
+        raise VocabularyError(f"a decoder that strips more than the beginning of the text is refused: {types}")
+    return by_type
 
 
 def _unknown_token(model: Mapping[str, Any]) -> set[str]:
@@ -127,7 +142,8 @@ def _sentence_piece(
     pieces: Mapping[int, str], decoders: Mapping[str, Mapping[str, Any]], model: Mapping[str, Any]
 ) -> dict[int, bytes]:
     replace = decoders.get("Replace")
-    marks_space = "Metaspace" in decoders or (
+    metaspace = decoders.get("Metaspace")
+    marks_space = (metaspace is not None and metaspace.get("replacement", _SPACE_MARK) == _SPACE_MARK) or (
         replace is not None and replace.get("content") == " " and replace.get("pattern") == {"String": _SPACE_MARK}
     )
     if not marks_space or (replace is not None and replace.get("content") != " "):

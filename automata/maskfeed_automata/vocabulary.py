@@ -90,8 +90,9 @@ class Vocabulary:
         """Read a tokenizer, and its automaton from the cache on disk (built and stored if it is not there).
 
         Args:
-            tokenizer_or_path: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, a directory with a
-                tokenizer.json, or the path of a tokenizer.json.
+            tokenizer_or_path: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, or the path of a
+                tokenizer.json, a tekken.json, a SentencePiece model, a tiktoken rank file, or of a directory with
+                one of them; a tokenizer_config.json beside the file is taken into account.
             logits_width: width of the model's logits; ids from there on are dropped.
             cache_directory: where automata are kept; default $XDG_CACHE_HOME/maskfeed.
 
@@ -222,15 +223,18 @@ class Vocabulary:
             CorruptArtifact: anything else.
             FormatVersionError: written in another format version.
         """
-        sections = read_sections(buffer, _KIND, _VERSION)
+        sections = read_sections(buffer, _KIND, _VERSION, ("offsets", "data", "stop_token_ids"))
         offsets = sections.array("offsets", np.int64)
         data = sections.array("data", np.uint8)
-        if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
+        stop_token_ids = sections.array("stop_token_ids", np.int64).tolist()
+        if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != data.size or (offsets[1:] < offsets[:-1]).any():
             raise CorruptArtifact("token offsets that do not ascend to the end of the data", section="offsets")
         try:
-            vocabulary = cls(data, offsets, sections.array("stop_token_ids", np.int64).tolist())
+            vocabulary = cls(data, offsets, stop_token_ids)
         except VocabularyError as error:
             raise CorruptArtifact(f"no vocabulary: {error}", section="stop_token_ids") from error
+        if vocabulary.stop_token_ids != tuple(stop_token_ids):
+            raise CorruptArtifact("stop token ids that do not ascend", section="stop_token_ids")
         if sections.identities != (bytes.fromhex(vocabulary.fingerprint), bytes(32)):
             raise CorruptArtifact("the fingerprint is that of another vocabulary", section="header")
         return vocabulary

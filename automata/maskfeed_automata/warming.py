@@ -13,6 +13,7 @@ from maskfeed_automata.batch import Batch
 from maskfeed_automata.bitmask import allocate_bitmask
 from maskfeed_automata.builder import build, compile, shortest_tokenisation
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace
+from maskfeed_automata.catalogue import Catalogue
 from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
 from maskfeed_automata.vocabulary import Vocabulary
 
@@ -46,6 +47,8 @@ def warm_kernels() -> None:
                     candidate_set.rank_of_answer(b" a", mode)
                     built = build(vocabulary, candidate_set, leading_space=mode)
                     _walk(compile(vocabulary, candidates, stop_token_ids=[_STOP], leading_space=mode), vocabulary)
+                    catalogue = Catalogue(vocabulary, candidates, leading_space=mode)
+                    _walk(catalogue.subset(range(len(candidates)), stop_token_ids=[_STOP]), vocabulary)
                     _walk(Automaton.from_bytes(built.to_bytes(), vocabulary, stop_token_ids=[_STOP]), vocabulary)
             shortest_tokenisation(vocabulary, b"bbab")
 

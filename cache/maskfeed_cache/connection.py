@@ -26,6 +26,7 @@ __all__ = [
     "as_bytes",
     "async_store_errors",
     "backoff_s",
+    "check_url",
     "open_async_client",
     "open_client",
     "store_errors",
@@ -36,6 +37,9 @@ DRIVER_ERRORS: Final = (RedisError, RedisClusterException, ChildDeadlockedError,
 
 # An event loop has many requests at once; they share this many connections and wait for one, bounded.
 _ASYNC_CONNECTIONS: Final = 16
+
+# A full Redis has room again when old sets expire, not in a moment.
+_FULL_RETRY_S: Final = 60
 
 _FIRST_BACKOFF_S: Final = 0.05
 _LAST_BACKOFF_S: Final = 1.0
@@ -89,9 +93,20 @@ def open_async_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.
         return redis.asyncio.Redis.from_pool(pool)
 
 
+def check_url(url: str) -> None:
+    """Return if clients can be made from `url`; nothing is connected.
+
+    Raises:
+        StoreError: the URL can't be read.
+    """
+    open_client(url).close()
+
+
 @contextmanager
 def store_errors(stage: str) -> Iterator[None]:
     """Turn what the driver raises inside the block into our errors, the cause chained.
+
+    Our messages name neither path nor host; the cause does.
 
     Args:
         stage: which operation it was; travels in the error's context.
@@ -105,8 +120,13 @@ def store_errors(stage: str) -> Iterator[None]:
     except DRIVER_ERRORS as error:
         # A refusal inside a script or a transaction arrives as another class with the same text.
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
-            raise CapacityError(f"Redis is at its memory limit during {stage}", stage=stage) from error
-        raise StoreUnavailable(f"Redis failed during {stage}: {error}", stage=stage) from error
+            raise CapacityError(
+                f"Redis has reached its memory limit (maxmemory) and refuses to write during {stage}",
+                stage=stage,
+                retry_after_s=_FULL_RETRY_S,
+            ) from error
+        # the driver's text names the socket's path or the host, and clients read our message
+        raise StoreUnavailable(f"Redis failed during {stage} ({type(error).__name__})", stage=stage) from error
 
 
 @asynccontextmanager

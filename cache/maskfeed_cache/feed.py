@@ -145,9 +145,10 @@ class GatewayFeed(Protocol):
         ...
 
     async def engines(self) -> list[EngineRecord]:
-        """Records of the group's live engines, ordered by epoch.
+        """Records of the group's live engines, ordered by epoch. A record that is missing has lapsed or was withdrawn.
 
         Raises:
+            CapacityError: the store is at its memory limit. Engines can't renew then: a missing record means nothing.
             StoreUnavailable: no connection, or no answer in time.
         """
         ...

@@ -1,11 +1,14 @@
 """The embedded default: a redis-server of our own, on a UNIX socket, without port and without disk.
 
 It knows processes, files and locks; it sends no command but PING. Invariants: one directory has at most one owner;
-only the owner's user can reach the socket; the server does not outlive its owner, however that ends.
+only the owner's user can reach the socket; the server does not outlive its owner, however that ends; while
+`keep_running` runs, a server that ends is started again at the same place, or its owner is told.
 """
 
+import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -13,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Never, Self
 from urllib.parse import quote
 
 from maskfeed_automata.errors import StoreError, StoreUnavailable
@@ -26,6 +29,8 @@ from maskfeed_cache.connection import Timeouts, open_client, store_errors
 
 __all__ = ["PrivateRedis", "find_redis_server", "well_known_directory"]
 
+_LOG: Final = logging.getLogger(__name__)
+
 _SERVER_NAMES: Final = ("redis-server", "valkey-server")
 _START_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 10.0
@@ -33,6 +38,10 @@ _POLL_S: Final = 0.01
 # sockaddr_un has 108 bytes on Linux and 104 on macOS, the final zero included
 _MAX_SOCKET_PATH_BYTES: Final = 103
 _DEFAULT_MAXMEMORY_BYTES: Final = 1 << 30
+# Before each new start of a server that ended, seconds. After the last one the owner is told.
+_RESTART_WAITS_S: Final = (0.0, 0.1, 0.5, 1.0, 2.0)
+# A server that has run for so long begins with the first wait again.
+_STEADY_S: Final = 60.0
 
 
 def well_known_directory(environment: Mapping[str, str]) -> Path:
@@ -73,7 +82,8 @@ class PrivateRedis:
 
     Args:
         directory: holds socket, lock and log; made with mode 0700 if missing.
-        maxmemory_bytes: beyond it writes are refused (CapacityError), never evicted.
+        maxmemory_bytes: beyond it the sets that were not used for longest make room. What is renewed all the time
+            (records, leases, vocabularies) and what has no TTL (streams) stays.
 
     Raises:
         StoreError: the path is too long for a UNIX socket.
@@ -108,14 +118,11 @@ class PrivateRedis:
                 ended at once.
             StoreUnavailable: the server runs but does not answer in time.
         """
-        program = find_redis_server()
+        find_redis_server()
         self._prepare_directory()
         self._take_lock()
         try:
-            self._socket.unlink(missing_ok=True)
-            self._log.unlink(missing_ok=True)
-            self._watchdog = self._launch(program)
-            self._wait_for_answer(self._watchdog)
+            self._run_server()
         except BaseException:
             self.stop()
             raise
@@ -126,20 +133,25 @@ class PrivateRedis:
 
         There is nothing to save, so nobody is asked.
         """
-        if self._watchdog is not None:
-            assert self._watchdog.stdin is not None
-            self._watchdog.stdin.close()
-            try:
-                self._watchdog.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                # it is stopped or starved; its death is the server's, too
-                self._watchdog.kill()
-                self._watchdog.wait()
-            self._watchdog = None
+        self._reap()
         if self._lock is not None:
             self._socket.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
+
+    async def keep_running(self) -> Never:
+        """Start the server again, empty and on the same socket, whenever it ends. Until cancelled.
+
+        Raises:
+            StoreError: it ended and could not be started again, or ended again and again.
+        """
+        waits = iter(_RESTART_WAITS_S)
+        while True:
+            began_s = time.monotonic()
+            await self._end_of_server()
+            if time.monotonic() - began_s >= _STEADY_S:
+                waits = iter(_RESTART_WAITS_S)
+            waits = await self._revive(waits)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -148,6 +160,44 @@ class PrivateRedis:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    async def _revive(self, waits: Iterator[float]) -> Iterator[float]:
+        """Start a server again, waiting longer before each attempt; return the waits that are left."""
+        status = await asyncio.to_thread(self._reap)
+        failure: StoreError | None = None
+        for wait_s in waits:
+            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.to_thread(self._run_server)
+            except StoreError as error:
+                status, failure = await asyncio.to_thread(self._reap), error
+                continue
+            _LOG.warning("event=private-redis-restarted status=%d reason='it ended; its successor is empty'", status)
+            return waits
+        raise StoreError(
+            f"the private redis-server ended with status {status} and can't be kept running"
+            + (f": {failure.message}" if failure is not None else ""),
+            stage="restart",
+        ) from failure
+
+    async def _end_of_server(self) -> None:
+        """Return when server and watchdog have both ended: nobody else holds the other end of this pipe."""
+        assert self._watchdog is not None
+        assert self._watchdog.stdout is not None
+        loop = asyncio.get_running_loop()
+        pipe = self._watchdog.stdout.fileno()
+        ended = asyncio.Event()
+
+        def drain() -> None:
+            if not os.read(pipe, 4096):
+                loop.remove_reader(pipe)
+                ended.set()
+
+        loop.add_reader(pipe, drain)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pipe)
 
     def _prepare_directory(self) -> None:
         try:
@@ -178,6 +228,29 @@ class PrivateRedis:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
 
+    def _run_server(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        self._log.unlink(missing_ok=True)
+        self._watchdog = self._launch(find_redis_server())
+        self._wait_for_answer(self._watchdog)
+
+    def _reap(self) -> int:
+        """End watchdog and server, if they have not ended, and return the watchdog's status; 0 if there is none."""
+        if self._watchdog is None:
+            return 0
+        assert self._watchdog.stdin is not None
+        assert self._watchdog.stdout is not None
+        self._watchdog.stdin.close()
+        try:
+            status = self._watchdog.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            # it is stopped or starved; its death is the server's, too
+            self._watchdog.kill()
+            status = self._watchdog.wait()
+        self._watchdog.stdout.close()
+        self._watchdog = None
+        return status
+
     def _launch(self, program: str) -> subprocess.Popen[bytes]:
         settings = {
             "--port": "0",
@@ -189,13 +262,14 @@ class PrivateRedis:
             "--logfile": str(self._log),
             "--loglevel": "warning",
             "--maxmemory": str(self._maxmemory_bytes),
-            "--maxmemory-policy": "noeviction",
+            "--maxmemory-policy": "volatile-lru",
         }
         arguments = [part for setting in settings.items() for part in setting]
         return subprocess.Popen(
             [sys.executable, "-I", "-S", redis_watchdog.__file__, program, *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            # nothing is written to it: its end says that the server has ended
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # Ctrl-C in a terminal goes to the owner, who then stops the server when it is done with it
             start_new_session=True,

@@ -114,8 +114,11 @@ class RedisGatewayFeed:
 
     async def engines(self) -> list[EngineRecord]:
         """See `GatewayFeed`. An engine that renews in the instant of being dropped is back with its next renewal."""
-        async with self._store_errors("engines"):
-            members: Any = await self._client.smembers(self._keys.engines)
+        async with self._store_errors("engines"), self._client.pipeline(transaction=False) as pipeline:
+            # a full store refuses this write, and then says nothing of engines that could not renew either
+            pipeline.set(self._keys.gateway(self._gateway), 1, px=self._lease_ms, xx=True)
+            pipeline.smembers(self._keys.engines)
+            _, members = await pipeline.execute()
             epochs = sorted(epoch.decode() for epoch in members)
             if not epochs:
                 return []
@@ -165,7 +168,10 @@ class RedisGatewayFeed:
                 waits = backoff_s()
             except (StoreError, CapacityError) as error:
                 wait_s = next(waits)
-                _LOG.warning("feed-step-failed step=%s wait_s=%.2f error=%s", step.__name__, wait_s, error.message)
+                _LOG.warning(
+                    *("feed-step-failed step=%s wait_s=%.2f error=%r cause=%r", step.__name__, wait_s),
+                    *(error.message, str(error.__cause__)),
+                )
                 await asyncio.sleep(wait_s)
 
     async def _keep_lease(self) -> None:

@@ -18,12 +18,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(command: list[str]) -> int:
-    """Run `command` and return its exit status."""
+    """Run `command` and return its exit status; 128 and the signal's number if one ended it, as a shell does."""
     die_with_us = _die_with_parent if sys.platform == "linux" else None
     # one thread, so running Python between fork and exec is safe
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)
     threading.Thread(target=_kill_at_end_of_input, args=(program,), daemon=True).start()
-    return program.wait()
+    status = program.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _die_with_parent() -> None:

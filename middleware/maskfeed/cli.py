@@ -10,17 +10,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Never, TypeVar, get_args
 
 import click
 
 from maskfeed import Automaton, CandidateSet, LeadingSpace, Vocabulary, __version__
 from maskfeed.config import GatewaySettings
 from maskfeed_automata import build
-from maskfeed_automata.errors import MaskfeedError, ParameterError
+from maskfeed_automata.errors import MaskfeedError, ParameterError, StoreError
 
 __all__ = ["main"]
 
@@ -59,6 +59,26 @@ def _json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
+def _tokenizer_option(command: _F) -> _F:
+    kind = click.Path(exists=True, path_type=Path)
+    return click.option("--tokenizer", required=True, type=kind, help="Directory or file.")(command)
+
+
+def _candidates_option(*, required: bool) -> Callable[[_F], _F]:
+    return click.option(
+        "--candidates",
+        "candidates_file",
+        required=required,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="One candidate per line, or a .json file with a list of strings.",
+    )
+
+
+def _leading_space_option(command: _F) -> _F:
+    modes = click.Choice(get_args(LeadingSpace))
+    return click.option("--leading-space", type=modes, default="never", show_default=True)(command)
+
+
 @main.command()
 @_connection_options
 @click.option("--host", help="Address to listen on.")
@@ -71,6 +91,7 @@ def serve(**given: Any) -> None:
     environment variables MASKFEED_*, which docs/settings.md lists. SIGTERM lets running requests end.
     """
     from maskfeed.service import app
+    from maskfeed_cache.connection import check_url
     from maskfeed_cache.private_redis import PrivateRedis, well_known_directory
 
     settings = GatewaySettings.from_mapping(os.environ).with_overrides(**given)
@@ -78,28 +99,28 @@ def serve(**given: Any) -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
     )
 
-    def run(redis_url: str) -> None:
+    def run(redis_url: str, keep_redis: Callable[[], Awaitable[Never]] | None = None) -> None:
         click.echo(f"MASKFEED_REDIS_URL={redis_url}")
-        asyncio.run(app.serve(settings, redis_url, announce=lambda url: click.echo(f"MASKFEED_URL={url}")))
+        asyncio.run(
+            app.serve(settings, redis_url, announce=lambda url: click.echo(f"MASKFEED_URL={url}"), beside=keep_redis)
+        )
 
     if settings.redis_url is not None:
+        try:
+            check_url(settings.redis_url)
+        except StoreError as error:
+            raise click.UsageError(f"MASKFEED_REDIS_URL or --redis-url: {error.message}") from error
         run(settings.redis_url)
         return
     with PrivateRedis(well_known_directory(os.environ)) as private:
-        run(private.url)
+        run(private.url, private.keep_running)
 
 
 @main.command()
-@click.option("--tokenizer", required=True, type=click.Path(exists=True, path_type=Path), help="Directory or file.")
-@click.option(
-    "--candidates",
-    "candidates_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One candidate per line, or a .json file with a list of strings.",
-)
+@_tokenizer_option
+@_candidates_option(required=True)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the artifact.")
-@click.option("--leading-space", type=click.Choice(get_args(LeadingSpace)), default="never", show_default=True)
+@_leading_space_option
 @_json_option
 def compile(
     tokenizer: Path, candidates_file: Path, output: Path | None, leading_space: LeadingSpace, as_json: bool
@@ -129,14 +150,48 @@ def compile(
 
 
 @main.command()
-@click.argument("artifact", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--tokenizer", required=True, type=click.Path(exists=True, path_type=Path), help="Directory or file.")
+@click.argument("artifact", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_tokenizer_option
+@_candidates_option(required=False)
+@click.option("--text", help="Why this text can, or can't, be an answer.")
+@_leading_space_option
 @_json_option
-def inspect(artifact: Path, tokenizer: Path, as_json: bool) -> None:
-    """Validate an artifact against a tokenizer's vocabulary and describe it."""
-    buffer = artifact.read_bytes()
-    automaton = Automaton.from_bytes(buffer, Vocabulary.from_tokenizer(tokenizer))
-    _print({**_described(automaton), "artifact_bytes": len(buffer)}, as_json=as_json)
+def inspect(
+    artifact: Path | None,
+    tokenizer: Path,
+    candidates_file: Path | None,
+    text: str | None,
+    leading_space: LeadingSpace,
+    as_json: bool,
+) -> None:
+    """Validate and describe an artifact; or look at a list of candidates.
+
+    Of a list: near-duplicates and characters that can't be seen; and, for a text, the tokens that lead to it, the masks
+    on the way, and where the way ends.
+    """
+    if (artifact is None) == (candidates_file is None):
+        raise click.UsageError("either an ARTIFACT or --candidates is needed")
+    if artifact is not None:
+        if text is not None:
+            raise click.UsageError("--text needs --candidates")
+        buffer = artifact.read_bytes()
+        automaton = Automaton.from_bytes(buffer, Vocabulary.from_tokenizer(tokenizer))
+        _print({**_described(automaton), "artifact_bytes": len(buffer)}, as_json=as_json)
+        return
+    from maskfeed.inspection import render, report
+
+    assert candidates_file is not None
+    candidates = _read_candidates(candidates_file)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    candidate_set = CandidateSet.from_strings(candidates)
+    described = _described(build(vocabulary, candidate_set, leading_space=leading_space))
+    described["duplicates"] = candidate_set.n_duplicates
+    found = report(vocabulary, candidates, text, leading_space=leading_space)
+    if as_json:
+        click.echo(json.dumps({**described, **found}))
+    else:
+        _print(described, as_json=False)
+        click.echo(render(found))
 
 
 @main.command()

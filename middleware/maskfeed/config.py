@@ -12,14 +12,25 @@ from typing import Any, Final, Self
 from maskfeed_automata.errors import ParameterError
 from maskfeed_cache.keys import Keyspace
 
-__all__ = ["ENVIRONMENT_PREFIX", "GatewaySettings", "settings_document"]
+__all__ = ["ENVIRONMENT_PREFIX", "MAX_DEADLINE_MS", "GatewaySettings", "settings_document"]
 
 ENVIRONMENT_PREFIX: Final = "MASKFEED_"
+# of a request's own deadline, too
+MAX_DEADLINE_MS: Final = 600_000
+# Of the settings that can be wrong, those that `maskfeed serve` has an option for.
+_OPTIONS: Final = {
+    "upstream_url": "--upstream",
+    "group": "--group",
+    "port": "--port",
+    "deadline_ms": "--deadline-ms",
+}
 _MIB: Final = 1024 * 1024
 
 
-def _setting(default: Any, doc: str, *, minimum: int | None = None, secret: bool = False) -> Any:
-    return field(default=default, metadata={"doc": doc, "minimum": minimum}, repr=not secret)
+def _setting(
+    default: Any, doc: str, *, minimum: int | None = None, maximum: int | None = None, secret: bool = False
+) -> Any:
+    return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum}, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +43,13 @@ class GatewaySettings:
     )
     group: str = _setting("default", "Engine group behind `upstream_url`.")
     host: str = _setting("127.0.0.1", "Address to listen on.")
-    port: int = _setting(8080, "Port to listen on; 0 takes a free one.", minimum=0)
+    port: int = _setting(8080, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65_535)
     deadline_ms: int = _setting(
-        30_000, "Time from receipt until the set is ready on all ranks, for requests that give none.", minimum=1
+        30_000,
+        "Time from receipt until the set is ready on all ranks, for requests that give none; at most "
+        f"{MAX_DEADLINE_MS}.",
+        minimum=1,
+        maximum=MAX_DEADLINE_MS,
     )
     queue_limit: int = _setting(1_024, "Requests that may wait for a compiler; one more is answered 429.", minimum=0)
     compile_threads: int = _setting(2, "Sets that are compiled at once.", minimum=1)
@@ -51,14 +66,14 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            minimum = setting.metadata["minimum"]
+            minimum, maximum = setting.metadata["minimum"], setting.metadata["maximum"]
             value = getattr(self, setting.name)
             if minimum is not None and value < minimum:
                 raise _refusal(setting.name, f"must be at least {minimum}, not {value}")
+            if maximum is not None and value > maximum:
+                raise _refusal(setting.name, f"must be at most {maximum}, not {value}")
         if not self.upstream_url.startswith(("http://", "https://")):
             raise _refusal("upstream_url", "must start with http:// or https://")
-        if self.port > 65_535:
-            raise _refusal("port", f"must be at most 65535, not {self.port}")
         try:
             Keyspace(group=self.group)
         except ValueError as error:
@@ -116,7 +131,9 @@ def _read(name: str, text: str, *, is_number: bool) -> str | int:
 
 def _refusal(name: str, problem: str) -> ParameterError:
     variable = ENVIRONMENT_PREFIX + name.upper()
-    return ParameterError(f"{variable} {problem}", field=variable)
+    # what was set where isn't known here
+    where = f"{variable} or {_OPTIONS[name]}" if name in _OPTIONS else variable
+    return ParameterError(f"{name} {problem} ({where})", field=variable)
 
 
 if __name__ == "__main__":

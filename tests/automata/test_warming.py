@@ -6,6 +6,7 @@ import sys
 
 WALK = """
 import gc, json, random, sys
+import numpy as np
 from numba.core.dispatcher import Dispatcher
 from maskfeed_automata import *
 from maskfeed_automata import warm_kernels
@@ -34,6 +35,9 @@ for round_ in range(60):
     automaton = compile(vocabulary, words, stop_token_ids=[stop], leading_space=mode)
     if round_ % 2:
         automaton = Automaton.from_bytes(automaton.to_bytes(), vocabulary, stop_token_ids=[stop])
+    catalogue = Catalogue(vocabulary, words, leading_space=mode)
+    chosen = [rng.randrange(len(words)) for _ in range(1 + round_ % 7)]
+    catalogue.subset(np.array(chosen, np.uint16) if round_ % 2 else chosen)
     cursor = automaton.cursor()
     while not cursor.is_finished:
         row = allocate_bitmask(1, vocabulary.size)[0]

@@ -14,6 +14,7 @@ from maskfeed_cache.connection import (
     Timeouts,
     async_store_errors,
     backoff_s,
+    check_url,
     open_async_client,
     open_client,
     store_errors,
@@ -52,8 +53,18 @@ def test_the_list_of_driver_exceptions_is_not_empty() -> None:
     ],
 )
 def test_a_refusal_for_lack_of_memory_is_over_capacity(original: Exception) -> None:
-    with pytest.raises(CapacityError), store_errors("put"):
+    with pytest.raises(CapacityError, match="memory limit \\(maxmemory\\)") as caught, store_errors("put"):
         raise original
+    # room comes with the end of old sets, not in a moment
+    assert caught.value.context["retry_after_s"] == 60
+
+
+def test_a_message_names_neither_socket_nor_host_and_the_cause_does() -> None:
+    original = redis.exceptions.ConnectionError("Error 111 connecting to /run/secret.sock. Connection refused.")
+    with pytest.raises(StoreUnavailable) as caught, store_errors("lookup"):
+        raise original
+    assert caught.value.message == "Redis failed during lookup (ConnectionError)"
+    assert caught.value.__cause__ is original
 
 
 def test_errors_of_our_own_pass_unchanged() -> None:
@@ -79,6 +90,12 @@ def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
         with pytest.raises(StoreError) as caught:
             open_any(url)
         assert not caught.value.retryable
+
+
+def test_a_url_can_be_checked_without_a_server() -> None:
+    check_url("unix:///nowhere/at/all")
+    with pytest.raises(StoreError):
+        check_url("bogus://")
 
 
 def test_a_password_in_a_bad_url_is_not_repeated() -> None:

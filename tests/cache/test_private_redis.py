@@ -1,5 +1,6 @@
 """The embedded server: private, single, and never an orphan."""
 
+import asyncio
 import os
 import select
 import shutil
@@ -61,6 +62,15 @@ def pid_of_server(server: PrivateRedis) -> int:
         return int(client.info("server")["process_id"])
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def is_known(pid: int) -> bool:
+    """Whether there is such a process, be it one that has ended and was not reaped."""
+    return Path(f"/proc/{pid}").exists()
+
+
 def wait_for_end(pid: int) -> None:
     """Return when the process is gone, child of ours or not."""
     try:
@@ -82,7 +92,7 @@ def test_only_its_user_can_reach_the_server(directory: Path) -> None:
     assert settings["port"] == "0"
     assert settings["save"] == ""
     assert settings["appendonly"] == "no"
-    assert settings["maxmemory-policy"] == "noeviction"
+    assert settings["maxmemory-policy"] == "volatile-lru"
 
 
 def test_a_directory_that_others_may_enter_is_closed_to_them(directory: Path) -> None:
@@ -157,9 +167,92 @@ def test_what_a_killed_owner_left_is_swept(directory: Path, owner: "subprocess.P
 def test_the_server_does_not_outlive_its_watchdog(directory: Path) -> None:
     with PrivateRedis(directory) as server:
         pid = pid_of_server(server)
-        watchdog = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        os.kill(watchdog, signal.SIGKILL)
+        os.kill(parent_of(pid), signal.SIGKILL)
         wait_for_end(pid)
+
+
+@pytest.fixture
+def revived(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
+    """Gets the process id of each server that was started in place of another."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    revive = PrivateRedis._revive
+
+    async def tell(self: PrivateRedis, waits: Iterator[float]) -> Iterator[float]:
+        left = await revive(self, waits)
+        queue.put_nowait(pid_of_server(self))
+        return left
+
+    monkeypatch.setattr(PrivateRedis, "_revive", tell)
+    return queue
+
+
+@pytest.mark.parametrize("victim", ["server", "watchdog"])
+async def test_a_server_that_is_killed_is_started_again_at_the_same_place_and_its_watchdog_is_reaped(
+    directory: Path, revived: asyncio.Queue[int], caplog: pytest.LogCaptureFixture, victim: str
+) -> None:
+    with PrivateRedis(directory) as server:
+        url, first = server.url, pid_of_server(server)
+        watchdog = parent_of(first)
+        keeper = asyncio.create_task(server.keep_running())
+        os.kill(first if victim == "server" else watchdog, signal.SIGKILL)
+        second = await asyncio.wait_for(revived.get(), 10)
+        assert second != first
+        assert server.url == url
+        assert not is_known(watchdog)
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        assert keeper.cancelled()
+    wait_for_end(second)
+    (line,) = caplog.messages
+    assert f"status={137 if victim == 'server' else -9}" in line
+
+
+async def test_a_server_that_ended_while_nobody_looked_is_started_again(
+    directory: Path, revived: asyncio.Queue[int]
+) -> None:
+    with PrivateRedis(directory) as server:
+        first = pid_of_server(server)
+        os.kill(first, signal.SIGKILL)
+        wait_for_end(first)
+        keeper = asyncio.create_task(server.keep_running())
+        assert await asyncio.wait_for(revived.get(), 10) != first
+        keeper.cancel()
+
+
+async def test_a_server_that_can_not_be_started_again_is_told_with_its_reason(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_redis, "_RESTART_WAITS_S", (0.0, 0.0))
+    with PrivateRedis(directory) as server:
+        monkeypatch.setattr(private_redis, "find_redis_server", lambda: shutil.which("false"))
+        os.kill(pid_of_server(server), signal.SIGKILL)
+        with pytest.raises(StoreError, match="can't be kept running: redis-server ended with status 1"):
+            await server.keep_running()
+    monkeypatch.undo()
+    # and the directory is free again
+    with PrivateRedis(directory):
+        pass
+
+
+@pytest.mark.parametrize("is_steady", [False, True])
+async def test_a_server_that_ends_again_and_again_is_given_up_unless_it_ran_long_enough_between(
+    directory: Path, revived: asyncio.Queue[int], monkeypatch: pytest.MonkeyPatch, is_steady: bool
+) -> None:
+    monkeypatch.setattr(private_redis, "_RESTART_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(private_redis, "_STEADY_S", 0.0 if is_steady else 60.0)
+    with PrivateRedis(directory) as server:
+        pid = pid_of_server(server)
+        keeper = asyncio.create_task(server.keep_running())
+        for _ in range(2):
+            os.kill(pid, signal.SIGKILL)
+            pid = await asyncio.wait_for(revived.get(), 10)
+        os.kill(pid, signal.SIGKILL)
+        if is_steady:
+            await asyncio.wait_for(revived.get(), 10)
+            keeper.cancel()
+        else:
+            with pytest.raises(StoreError, match="ended with status 137 and can't be kept running"):
+                await asyncio.wait_for(keeper, 10)
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(directory: Path) -> None:

@@ -84,6 +84,7 @@ async def test_each_operation_times_out_while_the_server_is_frozen_and_works_whe
 async def test_a_write_beyond_the_memory_limit_is_over_capacity_and_reading_goes_on(
     fragile_redis: RedisServer, fragile_stores: tuple[RedisBlobStore, RedisSetIndex]
 ) -> None:
+    fragile_redis.client.config_set("maxmemory-policy", "noeviction")
     fragile_redis.client.config_set("maxmemory", 1)
     for stage in OPERATIONS:
         if stage in ("put", "put-vocabulary", "commit"):

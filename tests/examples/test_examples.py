@@ -55,6 +55,12 @@ def test_the_offline_example_answers_each_question_from_its_own_list():
     assert planet in {"Venus", "Mars", "Saturn"}
 
 
+def test_the_transformers_example_answers_each_question_from_its_own_list():
+    fruit, planet = answers_in(run_example("04_transformers.py", str(smollm2_directory())))
+    assert fruit in {"granite", "apple", "hammer"}
+    assert planet in {"Venus", "Mars", "Saturn"}
+
+
 @pytest.mark.engine
 @pytest.mark.full
 def test_the_demo_answers_its_first_turns_and_says_so():

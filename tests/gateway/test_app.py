@@ -183,10 +183,13 @@ async def test_a_defect_of_the_gateway_is_an_error_object_without_details(client
     assert "secret detail" in caplog.text
 
 
-async def test_an_engines_own_refusal_passes_with_its_body(client, stack):
+async def test_an_engines_own_refusal_keeps_its_status_and_gets_our_shape(client, stack):
     stack.engine.faults.answers_with = (401, '{"error": "Unauthorized"}')
     response = await client.post(COMPLETIONS, json=a_body())
-    assert (response.status, await response.text()) == (401, '{"error": "Unauthorized"}')
+    error = await error_of(response)
+    assert (response.status, response.headers["x-should-retry"]) == (401, "false")
+    assert (error["message"], error["code"]) == ("Unauthorized", "upstream-refused")
+    assert error["request_id"] == response.headers["X-Request-Id"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,13 @@ async def test_a_body_of_exactly_the_limit_is_read(narrow_client):
 )
 async def test_a_body_that_can_not_be_unpacked_is_400(client, encoding, data):
     response = await client.post(COMPLETIONS, data=data, headers={"Content-Encoding": encoding})
-    assert (response.status, (await error_of(response))["param"]) == (400, "Content-Encoding")
+    error = await error_of(response)
+    assert (response.status, error["param"]) == (400, "Content-Encoding")
+    assert error["message"] in {
+        f"the body is no valid {encoding} data",
+        "the compressed body is cut off",
+        "Content-Encoding 'br' is not supported; gzip, deflate and zstd are",
+    }
 
 
 # -- pass-through --------------------------------------------------------------------------------------------------
@@ -458,15 +467,21 @@ async def test_many_clients_with_sets_of_their_own_each_get_one_of_theirs(redis_
         assert parts.queue.taken == parts.queue.waiting == parts.promises.held == 0
 
 
-async def test_redis_that_dies_is_503_and_when_it_is_back_the_gateway_is_too(fragile_redis):
+async def test_redis_that_dies_is_503_and_when_it_is_back_the_gateway_is_too(fragile_redis, caplog):
     url = fragile_redis.url
     async with redis_engine(url) as engine, redis_gateway(url, upstream_url=engine.url) as (client, _):
         await until_status(client, "/ready", 200)
         fragile_redis.kill()
         response = await client.post(COMPLETIONS, json=a_body())
-        assert (response.status, (await error_of(response))["code"]) == (503, "store-unavailable")
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (503, "store-unavailable")
         assert (await client.get("/health")).status == 200
-        assert (await client.get("/ready")).status == 503
+        ready = await client.get("/ready")
+        assert ready.status == 503
+        # where the store is, is for the log alone
+        socket_path = str(fragile_redis.directory)
+        assert socket_path not in json.dumps(error) + await ready.text()
+        assert socket_path in caplog.text
         # what needs no set is served on
         assert (await client.get("/v1/models")).status == 200
         fragile_redis.restart()
@@ -500,3 +515,75 @@ async def test_a_hundred_thousand_candidates_do_not_hold_up_other_requests(redis
             answered_meanwhile += 1
         assert (await large).status == 200
         assert answered_meanwhile > 10
+
+
+async def test_a_redis_that_is_full_is_429_and_a_reason_not_to_be_ready_and_the_engines_are_not_taken_for_dead(
+    fragile_redis,
+):
+    url, client_of_redis = fragile_redis.url, fragile_redis.client
+    async with redis_engine(url) as engine, redis_gateway(url, upstream_url=engine.url) as (client, parts):
+        await until_status(client, "/ready", 200)
+        client_of_redis.config_set("maxmemory-policy", "noeviction")
+        client_of_redis.config_set("maxmemory", 1)
+        response = await client.post(COMPLETIONS, json=a_body())
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (429, "over-capacity")
+        assert "maxmemory" in error["message"]
+        assert response.headers["Retry-After"] == "60"
+        # the record can't be renewed either
+        client_of_redis.delete(Keyspace().engine(engine.record.epoch))
+        ready = await until_status(client, "/ready", 503)
+        (reason,) = (await ready.json())["reasons"]
+        assert "maxmemory" in reason
+        assert parts.engines.live is not None
+        client_of_redis.config_set("maxmemory", 0)
+        await until_status(client, COMPLETIONS, 200, method="POST", json=a_body())
+
+
+async def test_a_gateway_that_starts_over_a_full_redis_becomes_ready_when_there_is_room(fragile_redis):
+    url = fragile_redis.url
+    async with redis_engine(url) as engine:
+        fragile_redis.client.config_set("maxmemory-policy", "noeviction")
+        fragile_redis.client.config_set("maxmemory", 1)
+        async with redis_gateway(url, upstream_url=engine.url) as (client, _):
+            response = await until_status(client, COMPLETIONS, 429, method="POST", json=a_body())
+            assert "maxmemory" in (await error_of(response))["message"]
+            fragile_redis.client.config_set("maxmemory", 0)
+            await until_status(client, "/ready", 200)
+
+
+async def test_a_private_redis_that_is_full_drops_what_was_not_used_for_longest_and_nobody_notices(fragile_redis):
+    url, redis = fragile_redis.url, fragile_redis.client
+    record = engine_record(max_model_len=1_024)
+    async with redis_engine(url, record) as engine, redis_gateway(url, upstream_url=engine.url) as (client, parts):
+        await until_status(client, "/ready", 200)
+        room = 2_000_000
+        redis.config_set("maxmemory", redis.info("memory")["used_memory"] + room)
+        redis.set("sample", b"x" * 100_000)
+        for number in range(room // 100_000):
+            # nobody has asked for these for an hour
+            redis.restore(f"old:{number}", 7_200_000, redis.dump("sample"), idletime=3_600)
+        n_bytes = 0
+        for number in range(50):
+            response = await client.post(COMPLETIONS, json=a_body(f"{number} {name:04d}" for name in range(2_000)))
+            assert response.status == 200, await response.text()
+            assert (await client.get("/ready")).status == 200
+            n_bytes += engine.seen.announced[-1].size_bytes
+        assert n_bytes > room // 2
+        assert len(redis.keys("old:*")) < room // 100_000 // 2
+        assert parts.engines.require().epochs == (record.epoch,)
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nno header, secret\r\n\r\n", b"GET /secret HTTP/x\r\n\r\n"])
+async def test_what_is_no_http_is_one_line_in_the_log_without_a_traceback(client, caplog, sent):
+    gateway = await client.get("/health")
+    reader, writer = await asyncio.open_connection(gateway.url.host, gateway.url.port)
+    writer.write(sent)
+    assert b" 400 " in await reader.readline()
+    await reader.read()
+    writer.close()
+    (record,) = [record for record in caplog.records if record.levelname != "INFO"]
+    assert record.levelname == "WARNING"
+    assert "event=broken-http status=400" in record.getMessage()
+    assert "secret" not in caplog.text
+    assert "Traceback" not in caplog.text

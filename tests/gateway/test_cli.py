@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import redis
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -22,6 +24,7 @@ from maskfeed import CandidateSet, Vocabulary, __version__
 from maskfeed.cli import main
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
+from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
 from maskfeed_cache.redis_store import RedisBlobStore
 
 ROOTS = [str(Path(__file__).resolve().parents[2] / root) for root in ("automata", "cache", "workers", "middleware")]
@@ -82,6 +85,44 @@ def test_a_compiled_set_is_described_and_written_and_can_be_inspected(command, t
     assert result.exit_code == 0, result.output
     inspected = json.loads(result.stdout)
     assert inspected.items() <= compiled.items()
+
+
+def test_a_list_can_be_inspected_for_what_looks_alike_or_does_not_show(command, tokenizer, tmp_path):
+    path = tmp_path / "names.json"
+    path.write_text(json.dumps(["Paris", "paris", "Paris\u200b", "Lon\u00a0don", "Paris"]))
+    result = command("inspect", "--tokenizer", tokenizer, "--candidates", path, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["candidates"], found["duplicates"]) == (4, 1)
+    assert found["near_duplicates"]["case"] == [[{"index": 0, "text": "Paris"}, {"index": 1, "text": "paris"}]]
+    assert [(row["index"], row["kinds"]) for row in found["odd_characters"]] == [
+        (2, ["zero-width"]),
+        (3, ["other-space"]),
+    ]
+    assert "explanation" not in found
+    lines = command("inspect", "--tokenizer", tokenizer, "--candidates", path).stdout
+    assert '[2] "Paris\\u200b" zero-width' in lines
+    assert '[0] "Paris" [1] "paris"' in lines
+
+
+def test_a_text_is_explained_by_the_masks_on_its_way(command, tokenizer, candidates):
+    arguments = ("inspect", "--tokenizer", tokenizer, "--candidates", candidates, "--text")
+    found = json.loads(command(*arguments, "Parix", "--json").stdout)["explanation"]
+    assert (found["outcome"], found["reachable"], found["continuations"]) == ("outside", "Pari", ["Paris"])
+    assert [step["taken"] and step["taken"]["text"] for step in found["steps"]] == ["Pa", "r", "i", None]
+    lines = command(*arguments, "Parix").stdout
+    assert "outside, no candidate begins with 'Parix'" in lines
+    assert 'mask 3: 1 tokens "s"' in lines
+    lines = command(*arguments, "PARIS").stdout
+    assert '[0] "Paris" differs only in case' in lines
+    assert "candidate 2 of the list" in command(*arguments, "東京").stdout
+    assert "candidate 0 of the list" in command(*arguments, " Paris", "--leading-space", "optional").stdout
+
+
+def test_either_an_artifact_or_a_list_is_inspected(command, tokenizer, candidates):
+    assert command("inspect", "--tokenizer", tokenizer).exit_code == 2
+    assert command("inspect", candidates, "--tokenizer", tokenizer, "--candidates", candidates).exit_code == 2
+    assert command("inspect", candidates, "--tokenizer", tokenizer, "--text", "x").exit_code == 2
 
 
 def test_a_list_in_a_json_file_may_hold_line_breaks(command, tokenizer, tmp_path):
@@ -246,10 +287,70 @@ async def test_without_a_redis_url_a_private_redis_is_started_printed_and_swept(
             assert engine.record.epoch
             response = await session.get("/ready")
             assert response.status == 503
+        server = redis_process(redis_url)
+        watchdog = parent_of(server)
         gateway.ask_to_stop()
         code, _ = await asyncio.to_thread(gateway.wait)
     assert code == 0
+    # the watchdog is waited for before the gateway ends, and it ends after the server
+    assert not is_known(watchdog)
+    assert not is_known(server)
     assert not (directory / "maskfeed" / "redis.sock").exists()
+
+
+async def test_a_private_redis_that_is_killed_is_started_again_and_the_engine_registers_again(tmp_path_factory):
+    async with served(XDG_RUNTIME_DIR=str(tmp_path_factory.mktemp("r"))) as gateway:
+        await asyncio.to_thread(gateway.read_until, "MASKFEED_URL")
+        redis_url = gateway.printed["MASKFEED_REDIS_URL"]
+        feed = RedisGatewayFeed(redis_url, Keyspace())
+        async with an_engine(redis_url) as engine:
+            assert await feed.engines() == [engine.record]
+            first = redis_process(redis_url)
+            os.kill(first, signal.SIGKILL)
+            await asyncio.to_thread(gateway.log_until, "private-redis-restarted")
+            assert redis_process(redis_url) != first
+            async with asyncio.timeout(30):
+                # each turn is a round trip
+                while await feed.engines() != [engine.record]:
+                    pass
+        await feed.close()
+
+
+async def test_a_private_redis_that_can_not_be_started_again_ends_the_gateway_with_one_line(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("r")
+    async with served(XDG_RUNTIME_DIR=str(directory)) as gateway:
+        await asyncio.to_thread(gateway.read_until, "MASKFEED_URL")
+        server = redis_process(gateway.printed["MASKFEED_REDIS_URL"])
+        shutil.rmtree(directory)
+        os.kill(server, signal.SIGKILL)
+        code, log = await asyncio.to_thread(gateway.wait)
+    assert code == 1
+    assert log.count("Error: ") == 1
+    assert "the private redis-server ended with status" in log
+    assert "Traceback" not in log
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def is_known(pid):
+    """Whether there is such a process, be it one that has ended and was not reaped."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def redis_process(url):
+    with redis.Redis.from_url(url, protocol=2) as client:
+        return int(client.info("server")["process_id"])
+
+
+@pytest.mark.parametrize("url", ["bogus://", "localhost:6379", "redis://host:port"])
+def test_a_redis_url_that_is_none_is_a_wrong_setting_and_is_not_printed_as_if_good(command, monkeypatch, url):
+    monkeypatch.setenv("MASKFEED_REDIS_URL", url)
+    result = command("serve")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "MASKFEED_REDIS_URL" in result.stderr
 
 
 async def test_an_address_that_can_not_be_listened_on_is_exit_code_1():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from maskfeed.cli import main
 from maskfeed.config import GatewaySettings, settings_document
 from maskfeed_automata.errors import ParameterError
 
@@ -54,6 +55,7 @@ def test_every_setting_can_be_read_from_the_environment():
         ("MASKFEED_PORT", "-1", "at least 0"),
         ("MASKFEED_PORT", "70000", "at most 65535"),
         ("MASKFEED_DEADLINE_MS", "0", "at least 1"),
+        ("MASKFEED_DEADLINE_MS", "600001", "at most 600000"),
         ("MASKFEED_UPSTREAM_URL", "localhost:8000", "http://"),
         ("MASKFEED_GROUP", "a:b", "letters"),
         ("MASKFEED_COMPILE_THREADS", "0", "at least 1"),
@@ -63,6 +65,34 @@ def test_text_that_is_no_setting_is_refused_with_its_variable(variable, text, pr
     with pytest.raises(ParameterError, match=problem) as caught:
         GatewaySettings.from_mapping({variable: text})
     assert caught.value.context["field"] == variable
+
+
+def test_a_value_that_may_come_from_either_place_is_refused_with_both_names():
+    with pytest.raises(ParameterError) as caught:
+        GatewaySettings().with_overrides(port=99_999)
+    assert caught.value.message == "port must be at most 65535, not 99999 (MASKFEED_PORT or --port)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("upstream_url", "engine"),
+        ("group", "a:b"),
+        ("port", -1),
+        ("deadline_ms", 600_001),
+        ("queue_limit", -1),
+        ("compile_threads", 0),
+        ("max_body_bytes", 0),
+        ("upstream_timeout_s", 0),
+        ("drain_timeout_s", -1),
+    ],
+)
+def test_a_message_names_the_option_where_there_is_one(name, value):
+    offered = {parameter.name: parameter.opts[0] for parameter in main.commands["serve"].params}
+    with pytest.raises(ParameterError) as caught:
+        GatewaySettings().with_overrides(**{name: value})
+    where = f"MASKFEED_{name.upper()}" + (f" or {offered[name]}" if name in offered else "")
+    assert caught.value.message.endswith(f" ({where})")
 
 
 def test_the_key_is_not_in_the_text_of_the_settings():

@@ -195,9 +195,21 @@ async def test_bad_input_is_refused_before_anything_is_compiled(stack, body, err
 
 
 async def test_the_field_of_a_taken_over_choice_is_named_as_the_caller_wrote_it(stack):
-    body = {"prompt": "x", "structured_outputs": {"choice": ["a", "b" * 64]}}
-    async with expected(CandidateError, stack, field="structured_outputs.choice", index=1):
+    field = "structured_outputs.choice"
+    for candidates, index in ((["a", "b" * 64], 1), (["a", "b" * 70_000], 1), ([], None)):
+        body = {"prompt": "x", "structured_outputs": {"choice": candidates}}
+        with pytest.raises(CandidateError) as caught:
+            await ask(stack, body)
+        assert (caught.value.context["field"], caught.value.context.get("index")) == (field, index)
+        assert caught.value.message.startswith(f"{field}: " if index is None else f"{field}[{index}]: ")
+
+
+async def test_a_choice_that_only_the_compiler_can_refuse_is_named_as_the_caller_wrote_it(stack):
+    stack.compiler.error = CandidateError("candidates[1]: no tokens spell it", field="candidates", index=1)
+    body = {"prompt": "x", "structured_outputs": {"choice": ["a", "b"]}}
+    with pytest.raises(CandidateError, match=r"^structured_outputs\.choice\[1\]: no tokens spell it$") as caught:
         await ask(stack, body)
+    assert (caught.value.context["field"], caught.value.context["index"]) == ("structured_outputs.choice", 1)
 
 
 async def test_a_candidate_that_fills_the_context_exactly_is_accepted(stack):
@@ -453,12 +465,20 @@ async def test_an_end_that_could_not_be_sent_is_sent_later(stack):
 # -- upstream ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_engines_own_refusal_is_passed_on_with_its_status(stack):
-    stack.engine.faults.answers_with = (400, '{"error": {"message": "too long"}}')
-    status, _, data = await ask(stack, a_body())
-    assert (status, data) == (400, b'{"error": {"message": "too long"}}')
+async def test_the_engines_own_refusal_is_passed_on_with_its_status_in_our_shape(stack):
+    stack.engine.faults.answers_with = (400, '{"error": {"message": "too long", "code": 400}}')
+    status, headers, data = await ask(stack, a_body())
+    error = json.loads(data)["error"]
+    assert (status, headers["x-should-retry"]) == (400, "false")
+    assert (error["message"], error["code"], error["request_id"]) == ("too long", "upstream-refused", "r-1")
     await all_ended(stack)
     assert stack.metric('maskfeed_requests_total{outcome="failed"}') == 1
+
+
+async def test_an_engine_that_broke_is_an_upstream_error(stack):
+    stack.engine.faults.answers_with = (500, '{"error": {"message": "EngineCore encountered an issue."}}')
+    async with expected(UpstreamError, stack, upstream_status=500):
+        await ask(stack, a_body())
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", '{"choices": []}', '{"choices": [{"text": "Paris"}]}'])

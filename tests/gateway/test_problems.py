@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maskfeed.service.problems import STATUS_BY_ERROR, error_object, status_of, to_response
+from maskfeed.service.problems import STATUS_BY_ERROR, engine_refusal, error_object, status_of, to_response
 from maskfeed_automata import CandidateSet, Limits, errors
 from maskfeed_automata.errors import (
     CandidateError,
@@ -122,6 +122,52 @@ def test_a_client_is_told_when_to_come_back():
     assert respond(StoreUnavailable("x"))[1]["Retry-After"] == "1"
     assert "Retry-After" not in respond(UpstreamError("x"))[1]
     assert "Retry-After" not in respond(ParameterError("x"))[1]
+
+
+class TestEngineRefusals:
+    def test_a_refusal_keeps_its_status_message_and_parameter_and_gets_our_shape(self):
+        problem = {"message": "too long", "type": "BadRequestError", "param": "prompt", "code": 400}
+        status, headers, body = engine_refusal(400, json.dumps({"error": problem}).encode(), "req-1")
+        assert (status, headers["x-should-retry"], headers["Content-Type"]) == (400, "false", "application/json")
+        assert json.loads(body) == {
+            "error": {
+                "message": "too long",
+                "type": "invalid_request_error",
+                "param": "prompt",
+                "code": "upstream-refused",
+                "request_id": "req-1",
+            }
+        }
+
+    @pytest.mark.parametrize(
+        ("raw", "message"),
+        [
+            (b'{"error": "Unauthorized"}', "Unauthorized"),
+            (b'{"object": "error", "message": "no such model", "code": 404}', "no such model"),
+            (b'{"error": {"message": 7}}', "its server gave no reason"),
+            (b'{"detail": "Not Found"}', "its server gave no reason"),
+            (b"<html>", "its server gave no reason"),
+            (b"", "its server gave no reason"),
+        ],
+    )
+    def test_other_shapes_of_its_answer_are_read_too(self, raw, message):
+        _, _, body = engine_refusal(404, raw, None)
+        assert json.loads(body)["error"]["message"] == message
+
+    @pytest.mark.parametrize(("status", "may_pass"), [(401, False), (404, False), (422, False), (429, True)])
+    def test_only_what_may_pass_may_be_tried_again(self, status, may_pass):
+        _, headers, body = engine_refusal(status, b"{}", None)
+        assert ("x-should-retry" not in headers) == may_pass
+        assert json.loads(body)["error"]["type"] == ("rate_limit_error" if status == 429 else "invalid_request_error")
+
+    @pytest.mark.parametrize("status", [500, 503, 302, 204])
+    def test_what_is_no_client_error_is_a_failure_of_the_engine_in_one_line(self, status):
+        raw = json.dumps({"error": {"message": "EngineCore encountered an issue.\nTraceback", "code": status}}).encode()
+        with pytest.raises(UpstreamError) as caught:
+            engine_refusal(status, raw, "req-1")
+        answered, _, body = respond(caught.value)
+        assert (answered, body["code"], body["upstream_status"]) == (502, "upstream-error", status)
+        assert body["message"] == "the engine failed: EngineCore encountered an issue."
 
 
 def test_without_a_request_id_the_member_is_null():

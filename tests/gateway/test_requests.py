@@ -15,7 +15,7 @@ from maskfeed.service.requests import (
 )
 from maskfeed_automata.errors import CandidateError, ParameterError, RequestError
 from tiny_engine import CHAT, COMPLETIONS, HANDLE, RECORD
-from vllm_source import all_request_fields, chat_fields, completion_fields
+from vllm_source import all_request_fields, chat_fields, completion_fields, messages_fields, responses_fields
 
 
 def parse(body, *, route=CHAT, reasoning_parser=None):
@@ -78,6 +78,15 @@ class TestCandidates:
         )
         assert (request.leading_space, request.deadline_ms) == ("optional", 600_000)
 
+    @pytest.mark.parametrize("options", [None, {}, {"leading_space": None, "deadline_ms": None}])
+    def test_null_options_count_as_left_out(self, options):
+        request = parse({"candidates": ["a"], "candidate_options": options})
+        assert (request.leading_space, request.deadline_ms, request.body) == ("never", None, {})
+
+    def test_null_options_beside_no_candidates_change_nothing(self):
+        assert isinstance(parse({"candidate_options": None}), NativeRequest)
+        assert parse({**choice(["a"]), "candidate_options": None}).body == {}
+
     @pytest.mark.parametrize(
         ("body", "field", "index"),
         [
@@ -127,8 +136,11 @@ class TestCandidates:
             ({"candidates": ["a"], "candidate_options": {"deadline_ms": 600_001}}, "candidate_options.deadline_ms"),
             ({"candidates": ["a"], "candidate_options": {"deadline_ms": True}}, "candidate_options.deadline_ms"),
             ({"candidates": ["a"], "candidate_options": {"deadline_ms": "9"}}, "candidate_options.deadline_ms"),
-            ({"candidates": ["a"], "candidate_options": {"leading": "never"}}, "candidate_options"),
-            ({"candidates": ["a"], "candidate_options": None}, "candidate_options"),
+            ({"candidates": ["a"], "candidate_options": {"deadline": 5}}, "candidate_options.deadline"),
+            ({"candidates": ["a"], "candidate_options": []}, "candidate_options"),
+            (rb'{"candidates": ["a", {"value": "b", "id": "\ud800"}]}', "candidates[1].id"),
+            (b'{"candidates": [{"value": "b", "id": "\xff"}]}', "candidates[0].id"),
+            ({"candidates": ["a"], "max_completion_tokens": "many"}, "max_completion_tokens"),
             ({"candidate_options": {"leading_space": "never"}}, "candidate_options"),
             ({"candidate_set": "icd10@3"}, "candidate_set"),
             ({"candidates": ["a"], "ids": [1]}, "ids"),
@@ -159,6 +171,11 @@ class TestCandidates:
 
 
 class TestJson:
+    @pytest.mark.parametrize("raw", [b"", b" \n"])
+    def test_an_empty_body_is_called_empty(self, raw):
+        error = refusal(raw)
+        assert (error.message, status_of(error)) == ("the body is empty", 400)
+
     @pytest.mark.parametrize(
         ("raw", "position"),
         [
@@ -223,10 +240,19 @@ class TestChoice:
     def test_null_members_beside_it_change_nothing(self, members):
         assert parse(choice(["a"], **members)).values == ["a"]
 
-    @pytest.mark.parametrize("value", [None, {}, {"choice": None}, {"regex": "a|b"}, [], "choice", 5])
+    @pytest.mark.parametrize("value", [None, {}, {"choice": None}, {"regex": "a|b"}, {"regex": 5}])
     def test_structured_outputs_without_a_choice_are_the_engines(self, value):
         raw = json.dumps({"structured_outputs": value}).encode()
         assert parse(raw) == NativeRequest(CHAT, raw, None)
+
+    @pytest.mark.parametrize("value", [["red", "green"], [], "choice", 5, 0, True, False])
+    def test_structured_outputs_that_are_no_object_are_refused_by_name(self, value):
+        for route in (CHAT, COMPLETIONS):
+            for more in ({}, {"candidates": ["a"]}):
+                error = refusal({"structured_outputs": value, **more}, route=route)
+                assert (param_of(error), status_of(error)) == ("structured_outputs", 400)
+        with pytest.raises(ParameterError, match="structured_outputs"):
+            check_pass_through("/v1/responses", json.dumps({"structured_outputs": value}).encode())
 
     def test_a_reasoning_parser_does_not_hinder_candidates(self):
         assert parse({"candidates": ["a"]}, reasoning_parser="qwen3").source == "candidates"
@@ -243,7 +269,10 @@ class TestNames:
             *("canditates", "cadidates", "candidats", "candidtaes", "candidates ", "_candidates", "cnadidates"),
             *("candidate_option", "candidates_options", "candidateOptions", "candidat_set", "maskfeed", "maskfeed_id"),
             *("choices", "choice", "allowed_answers", "allowedChoices", "grammar", "regex", "ebnf", "json_schema"),
-            *("structural_tag", "constraints", "enum", "options", "labels", "answers"),
+            *("structural_tag", "constraints", "enum", "options", "labels", "answers", "valid_choices"),
+            *("allowed", "allowed_responses", "allowed_values", "allowed_choices", "allowedOutputs"),
+            *("permitted", "permitted_answers", "answer_options", "possible_answers", "output_format", "one_of"),
+            *("logits_processors", "allowed_token_id"),
             *("structured_output", "structuredOutputs", "structred_outputs", "responseFormat", "response_fromat"),
         ],
     )
@@ -261,7 +290,9 @@ class TestNames:
     def test_null_in_a_field_of_ours_is_refused(self, name):
         assert param_of(refusal({name: None})) == name
 
-    @pytest.mark.parametrize("parent", ["extra_body", "nvext", "vllm_xargs"])
+    @pytest.mark.parametrize(
+        "parent", ["extra_body", "extra_args", "nvext", "vllm_xargs", "sampling_params", "options", "output_config"]
+    )
     @pytest.mark.parametrize(
         "name",
         ["candidates", "guided_choice", "candidate", "structured_outputs", "response_format", "choice", "maskfeed_x"],
@@ -272,6 +303,36 @@ class TestNames:
         with pytest.raises(ParameterError, match=name):
             check_pass_through("/v1/responses", json.dumps({parent: {name: ["a"]}}).encode())
 
+    def test_the_offline_spelling_is_refused_with_the_field_to_use(self):
+        for route in (CHAT, COMPLETIONS):
+            error = refusal({"extra_args": {"maskfeed": {"candidates": ["a"]}}}, route=route)
+            assert param_of(error) == "extra_args.maskfeed"
+            assert "use `candidates`" in error.message
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"extra_body": {"extra_body": {"candidates": ["a"]}}}, "extra_body.extra_body.candidates"),
+            ({"sampling_params": {"extra_args": {"maskfeed": {}}}}, "sampling_params.extra_args.maskfeed"),
+            ({"extra_body": {"nvext": {"guided_choice": ["a"]}}}, "extra_body.nvext.guided_choice"),
+            ({"sampling_params": {"structured_outputs": {"choice": ["a"]}}}, "sampling_params.structured_outputs"),
+            ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+            ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ],
+    )
+    def test_objects_inside_objects_are_looked_into(self, body, param):
+        assert param_of(refusal(body)) == param
+        assert param_of(refusal({**body, "candidates": ["a"]})) == param
+        with pytest.raises(ParameterError):
+            check_pass_through("/v1/embeddings", json.dumps(body).encode())
+
+    def test_objects_inside_objects_are_not_followed_without_end(self):
+        body = {"seed": 1}
+        for _ in range(4):
+            body = {"extra_body": body}
+        assert isinstance(parse(body), NativeRequest)
+        assert "4 levels" in refusal({"extra_body": body}).message
+
     @pytest.mark.parametrize("name", ["maskfeed", "Maskfeed", "maskfeed_anything"])
     def test_a_client_can_not_bring_its_own_handle(self, name):
         assert param_of(refusal({"candidates": ["a"], "vllm_xargs": {name: HANDLE.to_text()}})) == f"vllm_xargs.{name}"
@@ -279,20 +340,71 @@ class TestNames:
     def test_innocent_names_pass(self):
         body = {"metadata": {"candidates": 1}, "options": {"temperature": 0}, "user": "candidates", "labels": "x"}
         assert isinstance(parse(body), NativeRequest)
+        assert isinstance(parse({"allowed_openai_params": ["x"], "allowed_tools": []}), NativeRequest)
+        assert isinstance(parse({"text": "format", "options": {"seed": 1}, "allowed": None}), NativeRequest)
         assert isinstance(parse({"messages": [{"role": "user", "content": "x", "candidates": []}]}), NativeRequest)
         assert isinstance(parse({"extra_body": "candidates", "vllm_xargs": {"other": 1}}), NativeRequest)
 
     def test_no_field_of_vllm_is_refused_on_the_routes_for_candidates(self):
         for route, names in ((CHAT, chat_fields()), (COMPLETIONS, completion_fields())):
             assert len(names) > 40
-            for name in names:
+            for name in names - {"structured_outputs"}:  # the one that must be an object
                 assert isinstance(parse({name: ["x"]}, route=route), NativeRequest), name
 
     def test_no_field_of_vllm_is_refused_on_other_routes(self):
-        names = all_request_fields() - {"guided_decoding_backend"}  # a leftover that vLLM itself ignores
-        assert len(names) > 100
-        for name in names:
-            check_pass_through("/v1/embeddings", json.dumps({name: ["x"]}).encode())
+        # the last one is a leftover that vLLM itself ignores
+        constraints = {"structured_outputs", "response_format", "allowed_token_ids", "guided_decoding_backend"}
+        of_every_route = all_request_fields() - constraints
+        assert len(of_every_route) > 100
+        for route, names in {
+            "/v1/embeddings": of_every_route,
+            "/v1/responses": of_every_route | responses_fields(),
+            "/v1/messages": of_every_route | messages_fields(),
+        }.items():
+            for name in names:
+                check_pass_through(route, json.dumps({name: {"x": 1}}).encode())
+
+    def test_the_fields_by_which_another_route_constrains_are_its_own(self):
+        answer_format = {"format": {"type": "json_schema", "schema": {}}}
+        check_pass_through("/v1/responses", json.dumps({"text": answer_format}).encode())
+        check_pass_through("/v1/responses", json.dumps({"structured_outputs": {"choice": ["a"]}}).encode())
+        check_pass_through("/v1/messages", json.dumps({"output_config": answer_format}).encode())
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("structured_outputs", "response_format", "choice", "grammar", "regex", "enum", "allowed_token_ids"),
+            *("json_schema", "guided_json", "structuredOutputs", "allowed_responses", "format"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("route", "names"),
+        [
+            pytest.param("/v1/responses", responses_fields(), id="responses"),
+            pytest.param("/v1/messages", messages_fields(), id="messages"),
+            pytest.param("/v1/messages/count_tokens", set(), id="count_tokens"),
+            pytest.param("/v1/embeddings", set(), id="embeddings"),
+            pytest.param("/generative_scoring", set(), id="generative_scoring"),
+            pytest.param("/v1/systemone", set(), id="systemone"),
+            pytest.param("/tokenize", set(), id="tokenize"),
+        ],
+    )
+    def test_a_constraint_that_the_routes_own_model_does_not_have_is_refused(self, route, names, name):
+        raw = json.dumps({name: {"choice": ["a"]}}).encode()
+        if name in names:
+            check_pass_through(route, raw)
+            return
+        with pytest.raises(ParameterError) as caught:
+            check_pass_through(route, raw)
+        assert caught.value.context["field"] == name
+
+    @pytest.mark.parametrize("name", ["options", "labels", "answer_choices"])
+    def test_a_list_of_answers_is_a_constraint_only_where_text_is_generated(self, name):
+        raw = json.dumps({name: ["a"]}).encode()
+        check_pass_through("/classify", raw)
+        for route in ("/v1/responses", "/v1/messages"):
+            with pytest.raises(ParameterError):
+                check_pass_through(route, raw)
 
     @pytest.mark.parametrize("route", ["/v1/embeddings", "/v1/responses", "/tokenize", "/v1/messages"])
     @pytest.mark.parametrize("name", ["candidates", "candidate_set", "candidate", "canditates", "guided_choice"])
@@ -301,9 +413,9 @@ class TestNames:
             check_pass_through(route, json.dumps({"input": "x", name: ["a"]}).encode())
         assert caught.value.context["field"] == name
 
-    @pytest.mark.parametrize("name", ["choices", "ids", "options", "documents", "format"])
+    @pytest.mark.parametrize("name", ["ids", "options", "documents", "metadata", "tool_choice", "criteria"])
     def test_other_routes_keep_their_own_names(self, name):
-        check_pass_through("/v1/decisions", json.dumps({name: ["a"]}).encode())
+        check_pass_through("/v1/systemone", json.dumps({name: ["a"]}).encode())
 
     def test_a_body_of_another_route_is_read_strictly_too(self):
         check_pass_through("/v1/models", b"")
@@ -412,8 +524,24 @@ class TestEngineBody:
     def test_max_tokens_left_out_is_enough_for_the_longest_candidate(self, body, longest_bytes, max_tokens):
         assert self.body_for(body, longest_bytes=longest_bytes)["max_tokens"] == max_tokens
 
-    def test_max_completion_tokens_counts_as_given(self):
-        assert "max_tokens" not in self.body_for({"max_completion_tokens": 4})
+    def test_max_completion_tokens_of_a_chat_counts_as_given(self):
+        body = self.body_for({"max_completion_tokens": 4})
+        assert "max_tokens" not in body
+        assert body["max_completion_tokens"] == 4
+
+    @pytest.mark.parametrize(
+        ("body", "max_tokens"),
+        [
+            ({"max_completion_tokens": 30}, 30),
+            ({"max_completion_tokens": 30, "max_tokens": None}, 30),
+            ({"max_completion_tokens": 30, "max_tokens": 3}, 3),
+            ({"max_completion_tokens": None}, 10),
+        ],
+    )
+    def test_max_completion_tokens_of_a_completion_which_vllm_ignores_becomes_max_tokens(self, body, max_tokens):
+        sent = self.body_for(body, route=COMPLETIONS)
+        assert sent["max_tokens"] == max_tokens
+        assert "max_completion_tokens" not in sent
 
 
 def test_a_hundred_thousand_candidates_are_read_without_a_python_object_per_candidate_but_the_string():

@@ -287,12 +287,30 @@ class TestFailures:
         client.say([*tokens("Rome"), EOS], finish_reason="stop")
         assert client.rewriter.end() == [DONE]
 
-    def test_an_error_event_of_the_engine_is_passed_on_and_ends_the_stream(self):
+    def test_a_refusal_of_the_engines_server_ends_the_stream_in_our_shape(self):
         client = Client(ask(CITIES, stream=True))
         problem = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
         client.feed(json.dumps({"error": problem}).encode())
-        assert client.error() == {**problem, "request_id": "req-1"}
+        assert client.error() == {
+            "message": "too long",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "upstream-refused",
+            "request_id": "req-1",
+        }
         assert "too long" in client.rewriter.failure.message
+        assert client.feed(DONE) == client.rewriter.end() == []
+
+    def test_a_failure_of_the_engine_is_told_in_one_line(self):
+        client = Client(ask(CITIES, stream=True))
+        problem = {"message": "EngineCore encountered an issue.\nTraceback ...", "type": "x", "code": 500}
+        client.feed(json.dumps({"error": problem}).encode())
+        error = client.error()
+        assert (error["code"], error["message"]) == (
+            "upstream-error",
+            "the engine failed: EngineCore encountered an issue.",
+        )
+        assert isinstance(client.rewriter.failure, UpstreamError)
 
     def test_an_error_that_is_only_text_becomes_an_object(self):
         client = Client(ask(CITIES, stream=True))

@@ -133,16 +133,17 @@ class SlotTable:
         for i, (_, entry) in enumerate(live):
             tokens.extend(self._new_tokens(entry))
             ptr[i + 1] = len(tokens)
-        rows = self._batch.step(slots, ptr, np.array(tokens, np.int32))
-        if rows.failed.any():
-            for i in np.flatnonzero(rows.failed):
+        made = self._batch.step(slots, ptr, np.array(tokens, np.int32))
+        rows = np.fromiter((row for row, _ in live), np.int64, len(live))
+        row_ptr = made.row_ptr
+        if made.failed.any():
+            for i in np.flatnonzero(made.failed):
                 self._refuse(live[int(i)][1])
-        kept = np.flatnonzero(~rows.failed)
-        # A failed row is empty, so the pointers of the others stay right when it is left out.
-        row_ptr = np.append(rows.row_ptr[:-1][kept], rows.row_ptr[-1])
-        indices = np.fromiter((row for row, _ in live), np.int64, len(live))[kept]
+            kept = np.flatnonzero(~made.failed)
+            # A failed row is empty, so the pointers of the others stay right when it is left out.
+            rows, row_ptr = rows[kept], np.append(row_ptr[:-1][kept], row_ptr[-1])
         refused = [(row, entry.refusal) for row, entry in self._rows.items() if entry.constraint is None]
-        return Step(indices, row_ptr, rows.token_ids, refused)
+        return Step(rows, row_ptr, made.token_ids, refused)
 
     def _new_tokens(self, entry: _Row) -> Sequence[int]:
         ids, seen = entry.output_ids, entry.n_seen

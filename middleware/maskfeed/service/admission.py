@@ -4,6 +4,8 @@ Pure: values in, values out, so that it can run in a thread. It knows limits of 
 compiled. Invariant: a set that passes has no candidate that is certain to be cut off by the engine's context length.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +16,11 @@ from maskfeed.service.requests import ConstrainedRequest
 from maskfeed_automata import CandidateSet, Vocabulary, shortest_tokenisation
 from maskfeed_automata.errors import CandidateError
 
-__all__ = ["PreparedSet", "prepare"]
+__all__ = ["PreparedSet", "in_the_callers_words", "prepare"]
 
 _FIELD_OF_SOURCE = {"candidates": "candidates", "choice": "structured_outputs.choice"}
+# what the lower rooms call the list
+_OWN_FIELD = "candidates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,27 @@ def prepare(request: ConstrainedRequest, live: LiveGroup) -> PreparedSet:
     """
     vocabulary = live.vocabulary
     check_stop_token_ids(request.stop_token_ids, live.record, lambda token_id: _is_text(vocabulary, token_id))
-    field = _FIELD_OF_SOURCE[request.source]
-    try:
+    with in_the_callers_words(request):
         candidate_set = CandidateSet.from_strings(request.values)
         _check_lengths(candidate_set, vocabulary, live.record.max_model_len)
-    except CandidateError as error:
-        raise type(error)(error.message, **{**error.context, "field": field}) from error
     return PreparedSet(candidate_set, candidate_set.digest(live.record.fingerprint, request.leading_space))
+
+
+@contextmanager
+def in_the_callers_words(request: ConstrainedRequest) -> Iterator[None]:
+    """Name the list as the caller does, in whatever is wrong with a candidate.
+
+    Raises:
+        CandidateError: from the block, its message and context with the field that the request had.
+    """
+    try:
+        yield
+    except CandidateError as error:
+        field = _FIELD_OF_SOURCE[request.source]
+        message = error.message
+        if message.startswith(_OWN_FIELD):
+            message = field + message.removeprefix(_OWN_FIELD)
+        raise type(error)(message, **{**error.context, "field": field}) from error
 
 
 def _check_lengths(candidate_set: CandidateSet, vocabulary: Vocabulary, max_model_len: int) -> None:
@@ -58,10 +76,10 @@ def _check_lengths(candidate_set: CandidateSet, vocabulary: Vocabulary, max_mode
         index = int(candidate_set.first_input_of_rank[rank])
         n_tokens = shortest_tokenisation(vocabulary, candidate_set.candidate_bytes(int(rank)))
         if n_tokens is None:
-            raise CandidateError(f"candidate {index}: no sequence of tokens spells it", index=index)
+            raise CandidateError(f"{_OWN_FIELD}[{index}]: no tokens of the vocabulary spell it", index=index)
         if n_tokens > most:
             raise CandidateError(
-                f"candidate {index} takes at least {n_tokens} tokens and a stop id; the engine's context has "
+                f"{_OWN_FIELD}[{index}]: it takes at least {n_tokens} tokens and a stop id; the engine's context has "
                 f"{max_model_len}",
                 index=index,
                 limit=most,

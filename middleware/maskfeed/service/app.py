@@ -8,10 +8,10 @@ closed.
 import asyncio
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Never
 
 from aiohttp import web
 
@@ -23,7 +23,7 @@ from maskfeed.service.exchange import Headers
 from maskfeed.service.promises import Promises
 from maskfeed.service.requests import MAX_DEADLINE_MS
 from maskfeed.service.routes import CORE, PARTS, SETTINGS, explain_errors, name_response, routes
-from maskfeed.service.telemetry import Telemetry, log_event
+from maskfeed.service.telemetry import SERVER_LOG, Telemetry, log_event
 from maskfeed.service.upstream import HttpUpstream, client_session
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
@@ -111,20 +111,29 @@ def runner_options(settings: GatewaySettings) -> dict[str, Any]:
         # bodies are unpacked within a bound of our own
         "auto_decompress": False,
         "access_log": None,
+        "logger": SERVER_LOG,
         "shutdown_timeout": settings.drain_timeout_s,
     }
 
 
-async def serve(settings: GatewaySettings, redis_url: str, *, announce: Callable[[str], None]) -> None:
+async def serve(
+    settings: GatewaySettings,
+    redis_url: str,
+    *,
+    announce: Callable[[str], None],
+    beside: Callable[[], Awaitable[Never]] | None = None,
+) -> None:
     """Run the gateway until SIGTERM or SIGINT, then let running requests end.
 
     Args:
         settings: of this gateway.
         redis_url: of the Redis that the engine uses too.
         announce: called once, with the gateway's own URL, when it listens.
+        beside: runs as long as the gateway; its failure stops the gateway as SIGTERM does, and is raised afterwards.
 
     Raises:
         StoreError: the URL can't be read.
+        Exception: what `beside` raised.
         OSError: the address can't be listened on.
     """
     stop = asyncio.Event()
@@ -133,16 +142,42 @@ async def serve(settings: GatewaySettings, redis_url: str, *, announce: Callable
         loop.add_signal_handler(signal_number, stop.set)
     app = create_app(settings, lambda: open_parts(settings, redis_url))
     runner = web.AppRunner(app, **runner_options(settings))
-    await runner.setup()
+    async with _running(beside, on_failure=stop.set):
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+            host, port = runner.addresses[0][:2]
+            announce(f"http://{host}:{port}")
+            await stop.wait()
+            log_event("draining", {"timeout_s": settings.drain_timeout_s})
+        finally:
+            await runner.cleanup()
+            log_event("stopped", {})
+
+
+@asynccontextmanager
+async def _running(
+    work: Callable[[], Awaitable[Never]] | None, *, on_failure: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Run `work` beside the block and cancel it afterwards; if it has failed, raise its failure after the block."""
+    if work is None:
+        yield
+        return
+
+    async def run() -> None:
+        try:
+            await work()
+        finally:
+            on_failure()
+
+    task = asyncio.create_task(run())
     try:
-        await web.TCPSite(runner, settings.host, settings.port).start()
-        host, port = runner.addresses[0][:2]
-        announce(f"http://{host}:{port}")
-        await stop.wait()
-        log_event("draining", {"timeout_s": settings.drain_timeout_s})
+        yield
     finally:
-        await runner.cleanup()
-        log_event("stopped", {})
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
 
 
 def _promise_lifetime_ms(settings: GatewaySettings) -> int:

@@ -32,7 +32,7 @@ def unpack(packed: bytes, encoding: str, *, limit_bytes: int) -> bytes:
     """
     coding = encoding.strip().lower()
     if coding in _WINDOW_BITS:
-        body = _inflate(packed, _WINDOW_BITS[coding], limit_bytes)
+        body = _inflate(packed, coding, limit_bytes)
     elif coding == "zstd":
         body = _unpack_zstd(packed, limit_bytes)
     else:
@@ -55,19 +55,19 @@ def body_too_large(limit_bytes: int, found_bytes: int) -> LimitExceeded:
     )
 
 
-def _inflate(packed: bytes, window_bits: int, limit_bytes: int) -> bytes:
+def _inflate(packed: bytes, coding: str, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     room = limit_bytes + 1
     # a gzip body may be several members, one after the other
     while packed and room > 0:
-        member = zlib.decompressobj(window_bits)
+        member = zlib.decompressobj(_WINDOW_BITS[coding])
         try:
             parts.append(member.decompress(packed, room))
         except zlib.error as error:
-            raise _unreadable(str(error)) from error
+            raise _unreadable(coding) from error
         room -= len(parts[-1])
         if not member.eof and room > 0:
-            raise _unreadable("it is cut off")
+            raise ParameterError("the compressed body is cut off", field="Content-Encoding")
         packed = member.unused_data
     return b"".join(parts)
 
@@ -77,8 +77,8 @@ def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
     try:
         return reader.read(limit_bytes + 1)
     except zstandard.ZstdError as error:
-        raise _unreadable(str(error)) from error
+        raise _unreadable("zstd") from error
 
 
-def _unreadable(problem: str) -> ParameterError:
-    return ParameterError(f"the compressed body can't be read: {problem}", field="Content-Encoding")
+def _unreadable(coding: str) -> ParameterError:
+    return ParameterError(f"the body is no valid {coding} data", field="Content-Encoding")

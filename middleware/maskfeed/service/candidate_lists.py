@@ -22,6 +22,7 @@ CHOICE: Final = "structured_outputs.choice"
 _PATH: Final = re.compile(r" - at `\$\[(?P<index>\d+)\](?:\.(?P<member>\w+))?`$")
 _UNKNOWN_MEMBER: Final = re.compile(r"^Object contains unknown field `(?P<member>.*)`", re.DOTALL)
 _SHOWN_CHARACTERS: Final = 64
+_NO_UNICODE: Final = ": no Unicode text (a lone surrogate, or invalid UTF-8)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,11 @@ def read_choice(text: msgspec.Raw, body: bytes) -> list[str]:
     return values
 
 
-def unencodable_candidate(body: bytes) -> CandidateError | None:
-    """The error for the first candidate that is no Unicode text (a lone surrogate, invalid UTF-8); None if all are.
+def unencodable_candidate(body: bytes) -> RequestError | None:
+    """The error for the first candidate whose value or id is no Unicode text; None if all are.
 
-    Only for bodies that a strict reader has refused. The lenient reader here turns each such piece into a surrogate.
+    That is a lone surrogate, or invalid UTF-8. Only for bodies that a strict reader has refused: the lenient reader
+    here turns each such piece into a surrogate.
     """
     try:
         value = json.loads(body.decode("utf-8", errors="surrogateescape"))
@@ -82,13 +84,11 @@ def unencodable_candidate(body: bytes) -> CandidateError | None:
     lists = {CANDIDATES: _member(value, "candidates"), CHOICE: _member(_member(value, "structured_outputs"), "choice")}
     for field, elements in lists.items():
         for index, element in enumerate(elements if isinstance(elements, list) else ()):
+            path = f"{field}[{index}]"
             if _is_unencodable(_member(element, "value") if isinstance(element, dict) else element):
-                return CandidateError(
-                    f"{field}[{index}] is no Unicode text (a lone surrogate, or invalid UTF-8)",
-                    field=field,
-                    index=index,
-                    malformed=True,
-                )
+                return CandidateError(f"{path}{_NO_UNICODE}", field=field, index=index, malformed=True)
+            if _is_unencodable(_member(element, "id")):
+                return ParameterError(f"{path}.id{_NO_UNICODE}", field=f"{path}.id")
     return None
 
 

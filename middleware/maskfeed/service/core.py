@@ -2,7 +2,8 @@
 
 It decides in which order things happen and what each failure undoes; its parts do the work. It knows no HTTP server
 and no Redis. Invariants: a constrained request reaches the engine only with a promise of every live, proven engine;
-whatever happens afterwards, the promise is ended; what the engine said is never passed on unchecked.
+whatever happens afterwards, the promise is ended; a request ends no later than the last engine of its promise; what
+the engine said is never passed on unchecked.
 """
 
 import asyncio
@@ -14,11 +15,13 @@ from typing import Final, TypeVar
 
 from maskfeed.queue.candidate_queue import CandidateQueue
 from maskfeed.queue.ticket import Clock, Stage, State, Ticket
-from maskfeed.service.admission import PreparedSet, prepare
+from maskfeed.service.admission import PreparedSet, in_the_callers_words, prepare
 from maskfeed.service.answers import Figures
 from maskfeed.service.dispatch import Admitted, checked_answer, engine_request, events
 from maskfeed.service.engines import EngineGroup, LiveGroup
 from maskfeed.service.exchange import Headers, Reply, Upstream, end_to_end
+from maskfeed.service.lifeline import open_while_alive
+from maskfeed.service.problems import engine_refusal
 from maskfeed.service.promises import Promise, Promises, blob_is_lost
 from maskfeed.service.requests import (
     ConstrainedRequest,
@@ -190,7 +193,7 @@ class GatewayCore:
             leading_space=request.leading_space,
         )
         async with self._parts.queue.place(ticket):
-            with ticket.measure(Stage.COMPILE):
+            with ticket.measure(Stage.COMPILE), in_the_callers_words(request):
                 result = await self._parts.compiler.compile(job)
         # writing the blob belongs to publishing the set
         ticket.rebook(result.store_ms / 1000, Stage.COMPILE, Stage.COMMIT)
@@ -216,13 +219,20 @@ class GatewayCore:
             ("Accept-Encoding", "identity"),
         )
         with ticket.measure(Stage.GENERATE):
-            async with self._parts.upstream.open("POST", admitted.request.route, headers=sent, body=body) as response:
+            async with open_while_alive(
+                admitted.promise.lifeline,
+                self._parts.upstream,
+                *("POST", admitted.request.route),
+                headers=sent,
+                body=body,
+            ) as response:
+                kept = end_to_end(response.headers, without=_REPLACED)
                 if response.status != 200:
                     # the engine's own refusal: a wrong parameter, a prompt that is too long, a missing key
+                    status, added, problem = engine_refusal(response.status, await response.read(), admitted.request_id)
                     ticket.fail(UpstreamError.code)
-                    yield Reply(response.status, end_to_end(response.headers), await response.read())
+                    yield Reply(status, (*kept, *added.items()), problem)
                     return
-                kept = end_to_end(response.headers, without=_REPLACED)
                 if admitted.request.stream:
                     kind = ("Content-Type", "text/event-stream; charset=utf-8")
                     yield Reply(200, (*kept, kind), events(admitted, response, on_failure=ticket.fail))

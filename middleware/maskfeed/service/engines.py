@@ -8,7 +8,7 @@ mask depends on. For one event loop.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from maskfeed.service.promises import Promises
 from maskfeed.service.proof import prove
 from maskfeed_automata import FORMAT_VERSION, Vocabulary, warm_kernels
 from maskfeed_automata.errors import (
+    CapacityError,
     EngineNotReady,
     InternalInvariant,
     MaskfeedError,
@@ -26,11 +27,15 @@ from maskfeed_automata.errors import (
 )
 from maskfeed_cache.feed import GatewayFeed
 from maskfeed_cache.feed_messages import Dead, EngineEvent, EngineRecord
+from maskfeed_cache.keys import LEASE_MS
 from maskfeed_workers.compiler import Compiler
 
 __all__ = ["EngineGroup", "LiveGroup"]
 
 _POLL_S: Final = 1.0
+# A store that was restarted without data, even unnoticed, shows no record until the engines have renewed them, which
+# they do every third of a lease. A request that runs is not ended for that.
+_LAPSE_GRACE_S: Final = LEASE_MS / 2000
 _PROOF_TIMEOUT_S: Final = 60.0
 # Replicas behind one URL must not differ in these, or a mask that is right for one is wrong for another.
 _AGREED: Final = ("fingerprint", "logits_width", "reserved_id", "stop_token_ids", "model", "reasoning_parser")
@@ -84,8 +89,10 @@ class EngineGroup:
         self._live: LiveGroup | None = None
         self._vocabulary: Vocabulary | None = None
         self._dead: set[str] = set()
+        # epoch -> when its record was last there, or could not be looked for
+        self._last_seen: dict[str, float] = {}
         self._unready: MaskfeedError = EngineNotReady("the engines' records have not been read yet", stage="start")
-        self._store_lost: StoreUnavailable | None = None
+        self._store_lost: StoreUnavailable | CapacityError | None = None
         self._defect: BaseException | None = None
         self._refreshing = asyncio.Lock()
         self._started = asyncio.Event()
@@ -95,7 +102,7 @@ class EngineGroup:
     def start(self) -> None:
         """Begin to follow the group, and start the feed as soon as the store answers. Call once."""
         loop = asyncio.get_running_loop()
-        for work in (self._listen(), self._watch()):
+        for work in (self._listen(), self._watch(), self._watch_during_proof()):
             task = loop.create_task(work)
             task.add_done_callback(self._stopped)
             self._tasks.append(task)
@@ -113,6 +120,7 @@ class EngineGroup:
         Raises:
             EngineNotReady: no live engine, or none that has proven itself.
             StoreUnavailable: the same, because the store does not answer.
+            CapacityError: the same, because it is full.
             InternalInvariant: the gateway's own follower broke.
         """
         if self._defect is not None:
@@ -132,7 +140,7 @@ class EngineGroup:
         """Why constrained requests can't be served; empty if they can."""
         found: list[str] = []
         if self._defect is not None:
-            found.append(f"the gateway no longer follows its engines: {self._defect!r}")
+            found.append("the gateway no longer follows its engines; its log says why")
         if self._store_lost is not None:
             found.append(self._store_lost.message)
         if self._live is None:
@@ -145,6 +153,7 @@ class EngineGroup:
         if isinstance(event, Dead):
             _LOG.warning("event=engine-dead epoch=%s reason=%r", event.epoch, event.reason)
             self._dead.add(event.epoch)
+            self._last_seen.pop(event.epoch, None)
             if self._live is not None and event.epoch in self._live.epochs:
                 self._live = None
                 self._unready = EngineNotReady(f"engine {event.epoch} died: {event.reason}", stage="proof")
@@ -159,24 +168,8 @@ class EngineGroup:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        try:
-            if not self._started.is_set():
-                await self._feed.start()
-                self._started.set()
-            published = await self._feed.engines()
-        except StoreUnavailable as error:
-            # what is known stays: sets that are ready go on being served
-            if self._store_lost is None:
-                _LOG.warning("event=store-lost reason=%r", error.message)
-            self._store_lost = error
-            return
-        if self._store_lost is not None:
-            _LOG.info("event=store-back")
-            self._store_lost = None
-        self._dead &= {record.epoch for record in published}
-        records = tuple(sorted((r for r in published if r.epoch not in self._dead), key=lambda record: record.epoch))
-        self._promises.retain([record.epoch for record in records])
-        if self._live is not None and records == self._records:
+        records = await self._read()
+        if records is None or (self._live is not None and records == self._records):
             return
         self._records = records
         self._live = None
@@ -191,6 +184,35 @@ class EngineGroup:
         else:
             self._live = live
             _LOG.info("event=group-ready epochs=%s model=%r", ",".join(live.epochs), live.record.model)
+
+    async def _read(self) -> tuple[EngineRecord, ...] | None:
+        """The live records, None if the store does not tell; promises learn of those that are gone."""
+        try:
+            if not self._started.is_set():
+                await self._feed.start()
+                self._started.set()
+            published = await self._feed.engines()
+        except (StoreUnavailable, CapacityError) as error:
+            # what is known stays: sets that are ready go on being served
+            if self._store_lost is None:
+                _LOG.warning("event=store-lost reason=%r cause=%r", error.message, str(error.__cause__))
+            self._store_lost = error
+            self._last_seen = dict.fromkeys(self._last_seen, self._clock.time())
+            return None
+        if self._store_lost is not None:
+            _LOG.info("event=store-back")
+            self._store_lost = None
+        self._dead &= {record.epoch for record in published}
+        records = tuple(sorted((r for r in published if r.epoch not in self._dead), key=lambda record: record.epoch))
+        self._promises.retain(self._remember(records))
+        return records
+
+    def _remember(self, records: Sequence[EngineRecord]) -> Collection[str]:
+        """The epochs that running requests may count on: those of `records` and those that are not missing for long."""
+        now = self._clock.time()
+        seen = {**self._last_seen, **{record.epoch: now for record in records}}
+        self._last_seen = {epoch: at for epoch, at in seen.items() if now - at < _LAPSE_GRACE_S}
+        return self._last_seen.keys()
 
     async def _assemble(self, records: Sequence[EngineRecord]) -> LiveGroup:
         record = _common_record(records)
@@ -227,11 +249,22 @@ class EngineGroup:
             self._wake.clear()
             await self.refresh()
             self._promises.tell_ended()
-            timer = self._clock.call_at(self._clock.time() + _POLL_S, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+            await self._next_poll(self._wake)
+
+    async def _watch_during_proof(self) -> None:
+        """A proof may take a minute; who dies meanwhile must not go unnoticed by the requests that count on him."""
+        await self._started.wait()
+        while True:
+            await self._next_poll(asyncio.Event())
+            if self._refreshing.locked():
+                await self._read()
+
+    async def _next_poll(self, wake: asyncio.Event) -> None:
+        timer = self._clock.call_at(self._clock.time() + _POLL_S, wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

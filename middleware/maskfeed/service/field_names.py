@@ -13,18 +13,34 @@ from typing import Final
 
 import msgspec
 
+from maskfeed.service.json_text import read
 from maskfeed_automata.errors import ParameterError
 
 __all__ = ["CANDIDATE_ROUTES", "check_names"]
 
 CANDIDATE_ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 
-# Fields that constrain, under their exact names, on these routes.
-_CONSTRAINTS: Final = ("candidates", "candidate_options", "structured_outputs", "response_format")
+_CONSTRAINTS: Final = frozenset(
+    {"candidates", "candidate_options", "structured_outputs", "response_format", "allowed_token_ids"}
+)
+# Of the names below, those that a route reads. Elsewhere they would be ignored.
+_READ: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(CANDIDATE_ROUTES, _CONSTRAINTS),
+    "/v1/responses": frozenset({"structured_outputs", "text"}),
+    "/v1/messages": frozenset({"output_config"}),
+    "/v1/messages/count_tokens": frozenset({"output_config"}),
+}
+# Where an ignored constraint would mean free text.
+_GENERATING: Final = (*CANDIDATE_ROUTES, "/v1/responses", "/v1/messages")
 _OUR_FIELDS: Final = ("candidates", "candidate_options", "candidate_set")
 _RESERVED: Final = ("candidate_set", "ids")
-# Objects whose members vLLM ignores, or hands to extensions: the right names are wrong there too.
-_NESTED: Final = ("extra_body", "nvext", "vllm_xargs")
+# Objects whose members vLLM ignores, hands to extensions, or reads on another route only: the right names are wrong
+# there too.
+_NESTED: Final = (
+    *("extra_body", "extra_args", "nvext", "vllm_xargs", "sampling_params", "parameters", "generation_config"),
+    *("options", "text", "output_config"),
+)
+_MAX_DEPTH: Final = 4
 
 _NOT_ALNUM: Final = re.compile(r"[^a-z0-9]+")
 # First letters, without case and punctuation.
@@ -33,14 +49,20 @@ _REMOVED_PREFIX: Final = "guided"
 # Names by which other servers, and guesses, call a list of permitted answers or a grammar.
 _FOREIGN: Final = frozenset(
     {
-        *("choice", "choices", "allowedchoices", "answerchoices", "choiceslist", "choicelist"),
-        *("allowedanswers", "permittedanswers", "allowedoutputs", "allowedstrings", "allowedvalues", "allowedtokens"),
-        *("enum", "enums", "constraint", "constraints", "grammar", "gbnf", "ebnf", "lark", "regex", "jsonschema"),
-        *("jsonobject", "structuraltag", "format", "prefixallowedtokensfn"),
+        *("choice", "choices", "choiceslist", "choicelist", "oneof", "enum", "enums", "constraint", "constraints"),
+        *("grammar", "gbnf", "ebnf", "lark", "regex", "jsonschema", "jsonobject", "structuraltag", "format"),
+        *("outputformat", "logitsprocessor", "logitsprocessors", "prefixallowedtokensfn", "forcewords"),
+        *("forcewordsids",),
     }
 )
+_FOREIGN_PREFIXES: Final = ("allowed", "permitted")
+# OpenAI's for tools, and LiteLLM's for itself.
+_INNOCENT: Final = frozenset({"allowedtools", "allowedopenaiparams"})
 # The same, but innocent names unless they hold a list.
-_FOREIGN_LISTS: Final = frozenset({"options", "labels", "answers", "values"})
+_FOREIGN_LISTS: Final = re.compile(
+    r"options|labels|answers|values"
+    r"|(valid|possible|legal|answer|output|response|result)(choice|option|answer|label|value|response|output)s?(list)?"
+)
 # Targets of typing errors, normalised, and how many letters may be wrong.
 _NEAR: Final = {_NOT_ALNUM.sub("", name): name for name in (*_OUR_FIELDS, "structured_outputs", "response_format")}
 _MAX_EDITS: Final = 2
@@ -49,44 +71,48 @@ _SHOWN_CHARACTERS: Final = 64
 _MAX_MEMBERS: Final = 1_024
 
 
-def check_names(fields: Mapping[str, msgspec.Raw], *, takes_candidates: bool) -> None:
+def check_names(fields: Mapping[str, msgspec.Raw], *, route: str) -> None:
     """Refuse a body with a field that would be ignored although it asks for a constraint.
 
     Args:
         fields: the members of the body, their values not decoded.
-        takes_candidates: whether the route is one of the two that take `candidates`. On other routes only names that
-            can't be theirs are refused.
+        route: where it was posted. A field that only another route reads is refused here.
 
     Raises:
         ParameterError: context `field` is the path of the offending member.
     """
     _check_count(fields, "the body")
+    known = _READ.get(route, frozenset())
     for name, raw in fields.items():
-        if name in _NESTED:
-            _check_nested(name, raw)
-        elif takes_candidates and name in _RESERVED:
+        if name in known:
+            continue
+        if route in CANDIDATE_ROUTES and name in _RESERVED:
             raise ParameterError(f"`{name}`: named sets are not supported yet; send `candidates`", field=name)
-        elif not takes_candidates and _is_ours(name):
-            raise _refusal(name, f"this route takes no candidates; {' and '.join(CANDIDATE_ROUTES)} do")
-        elif not takes_candidates and _was_removed(name, raw):
-            raise _refusal(name, "this field is ignored since vLLM 0.12")
-        elif takes_candidates and name not in _CONSTRAINTS and _asks_for_a_constraint(name, raw):
-            target = _near(_plain(name))
-            advice = f"did you mean `{target}`?" if target else "use `candidates` or `structured_outputs`"
-            raise _refusal(name, f"unknown field, which would be ignored; {advice}")
+        if name in _NESTED and _first_byte(raw) == b"{":
+            _check_nested(name, raw, route, depth=1)
+        elif _asks_for_a_constraint(name, raw, lists_count=route in _GENERATING):
+            raise _refusal(name, f"unknown field, which would be ignored; {_advice(name, route)}")
 
 
-def _check_nested(parent: str, raw: msgspec.Raw) -> None:
-    try:
-        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return  # no object: it holds no field, and the engine's server refuses it by type
-    _check_count(members, parent)
+def _check_nested(path: str, raw: msgspec.Raw, route: str, *, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        # each level is decoded once more
+        raise _refusal(path, f"objects for extensions are read {_MAX_DEPTH} levels deep")
+    members = read(raw, dict[str, msgspec.Raw], field=path)
+    _check_count(members, path)
     for name, value in members.items():
-        if _asks_for_a_constraint(name, value):
-            raise _refusal(
-                f"{parent}.{name}", "it would be ignored there; constraints are top-level fields of the body"
-            )
+        if name in _NESTED and _first_byte(value) == b"{":
+            _check_nested(f"{path}.{name}", value, route, depth=depth + 1)
+        elif _asks_for_a_constraint(name, value, lists_count=True):
+            problem = "it does not count there; constraints are top-level fields of the body"
+            raise _refusal(f"{path}.{name}", f"{problem}: {_advice(name, route)}")
+
+
+def _advice(name: str, route: str) -> str:
+    if route not in CANDIDATE_ROUTES:
+        return f"{' and '.join(CANDIDATE_ROUTES)} take `candidates`"
+    target = _near(_plain(name))
+    return f"did you mean `{target}`?" if target not in (None, name) else "use `candidates` or `structured_outputs`"
 
 
 def _check_count(members: Mapping[str, msgspec.Raw], where: str) -> None:
@@ -98,22 +124,22 @@ def _check_count(members: Mapping[str, msgspec.Raw], where: str) -> None:
         )
 
 
-def _asks_for_a_constraint(name: str, raw: msgspec.Raw) -> bool:
-    if _is_ours(name) or _was_removed(name, raw):
+def _asks_for_a_constraint(name: str, raw: msgspec.Raw, *, lists_count: bool) -> bool:
+    if _is_ours(name):
         return True
+    if _is_null(raw):
+        return False
     plain = _plain(name)
-    if plain in _FOREIGN_LISTS:
-        return _first_byte(raw) == b"["
-    return (plain in _FOREIGN or _near(plain) is not None) and not _is_null(raw)
+    if plain in _FOREIGN or plain.startswith(_REMOVED_PREFIX) or _near(plain) is not None:
+        return True
+    if plain.startswith(_FOREIGN_PREFIXES):
+        return plain not in _INNOCENT
+    return lists_count and _first_byte(raw) == b"[" and _FOREIGN_LISTS.fullmatch(plain) is not None
 
 
 def _is_ours(name: str) -> bool:
     plain = _plain(name)
     return plain.startswith(_OUR_PREFIXES) or _near(plain) in _OUR_FIELDS
-
-
-def _was_removed(name: str, raw: msgspec.Raw) -> bool:
-    return _plain(name).startswith(_REMOVED_PREFIX) and not _is_null(raw)
 
 
 def _is_null(raw: msgspec.Raw) -> bool:

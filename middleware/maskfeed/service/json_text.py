@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 
 # msgspec: "Expected `int`, got `bool` - at `$.n`"
 _PATH: Final = re.compile(r" - at `\$(?P<path>[^`]*)`$")
+_UNKNOWN_MEMBER: Final = re.compile(r"^Object contains unknown field `(?P<member>.*)`$", re.DOTALL)
+_SHOWN_CHARACTERS: Final = 64
 _BYTE: Final = re.compile(r"\(byte (?P<byte>\d+)\)$")
 
 
@@ -27,6 +29,8 @@ def read_members(raw: bytes) -> dict[str, msgspec.Raw]:
     Raises:
         ParameterError: no JSON, or no object. Context: `position` (bytes from the start) where known.
     """
+    if not raw or raw.isspace():
+        raise ParameterError("the body is empty")
     return read(raw, dict[str, msgspec.Raw], field=None)
 
 
@@ -71,6 +75,9 @@ def _refuse_shape(error: msgspec.ValidationError, field: str | None) -> NoReturn
     inner = match["path"] if match else ""
     path = f"{field}{inner}" if field else inner.lstrip(".") or None
     problem = _PATH.sub("", str(error))
+    if unknown := _UNKNOWN_MEMBER.match(problem):
+        member = unknown["member"][:_SHOWN_CHARACTERS]
+        path, problem = f"{path}.{member}" if path else member, "unknown member"
     raise ParameterError(f"{_shown(path)}: {problem}", field=path) from error
 
 

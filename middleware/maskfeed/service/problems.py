@@ -38,7 +38,7 @@ from maskfeed_automata.errors import (
     WorkerError,
 )
 
-__all__ = ["STATUS_BY_ERROR", "error_object", "status_of", "to_response"]
+__all__ = ["STATUS_BY_ERROR", "engine_refusal", "error_object", "refusal_object", "status_of", "to_response"]
 
 
 def _candidate_status(error: MaskfeedError) -> int:
@@ -81,6 +81,11 @@ STATUS_BY_ERROR: Final[Mapping[type[MaskfeedError], int | Callable[[MaskfeedErro
 }
 
 _DEFAULT_RETRY_AFTER_S: Final = 1
+# The code of what the engine's server refused.
+_UPSTREAM_REFUSED: Final = "upstream-refused"
+# Client errors that may pass.
+_MAY_PASS: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
+_SHOWN_CHARACTERS: Final = 200
 # Context of these names is text of our own making; other text could be the caller's.
 _TEXT_SHOWN: Final = frozenset({"stage", "unit", "epoch", "reason", "expected", "found", "section", "artifact_hash"})
 # Shown under other names, or meant for this module.
@@ -134,6 +139,66 @@ def to_response(error: MaskfeedError, request_id: str | None) -> tuple[int, dict
     elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers["Retry-After"] = str(error.context.get("retry_after_s", _DEFAULT_RETRY_AFTER_S))
     return status, headers, msgspec.json.encode(error_object(error, request_id))
+
+
+def engine_refusal(status: int, body: bytes, request_id: str | None) -> tuple[int, dict[str, str], bytes]:
+    """What the engine's server refused, as an error of ours.
+
+    Args:
+        status: of its response; not 200.
+        body: of its response.
+        request_id: of the request, repeated in the body.
+
+    Returns:
+        The same status, headers to add to the engine's, body.
+
+    Raises:
+        UpstreamError: it is no refusal, but a failure of the engine, or no answer at all.
+    """
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        answer = None
+    problem = answer.get("error", answer) if isinstance(answer, dict) else answer
+    headers = {"Content-Type": "application/json"}
+    if status not in _MAY_PASS:
+        headers["x-should-retry"] = "false"
+    return status, headers, msgspec.json.encode(refusal_object(problem, status, request_id))
+
+
+def refusal_object(problem: object, status: object, request_id: str | None) -> dict[str, Any]:
+    """The engine's error object in our shape: its message and parameter, our type and code.
+
+    Args:
+        problem: the member `error` of its answer or event, whatever that is.
+        status: HTTP status, or what stands for it.
+        request_id: of the request.
+
+    Raises:
+        UpstreamError: `status` is no client error, so that the engine itself is at fault.
+    """
+    known = problem if isinstance(problem, dict) else {"message": problem}
+    message = known.get("message")
+    if not isinstance(message, str) or not message.strip():
+        message = "its server gave no reason"
+    if not isinstance(status, int) or not _is_client_error(status):
+        line = message.strip().splitlines()[0][:_SHOWN_CHARACTERS]
+        raise UpstreamError(
+            f"the engine failed: {line}", stage="generate", upstream_status=status if isinstance(status, int) else None
+        )
+    param = known.get("param")
+    body = {
+        "message": message,
+        "type": _type_of(status),
+        "param": param if isinstance(param, str) else None,
+        "code": _UPSTREAM_REFUSED,
+        "request_id": request_id,
+    }
+    return {"error": body}
+
+
+def _is_client_error(status: int) -> bool:
+    return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _param(error: MaskfeedError) -> str | None:

@@ -2,7 +2,7 @@
 
 It knows the feed's messages; it knows neither HTTP nor how an engine holds a set. Invariants: a nonce that was
 announced is ended, whatever becomes of its request; no request passes before every engine that it was announced to
-has answered, died, or lost its record.
+has answered, died, or lost its record; a request whose engines are all gone learns of it while it runs.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from maskfeed.service.lifeline import Lifeline
 from maskfeed_automata.errors import (
     CapacityError,
     CorruptArtifact,
@@ -33,14 +34,17 @@ class Promise:
     nonce: str
     # sorted; at least one
     epochs: tuple[str, ...]
+    # cut when none of them lives any more
+    lifeline: Lifeline
 
 
 class _Wait:
-    """The answers that one nonce still waits for."""
+    """The engines that one nonce waits for or counts on."""
 
     def __init__(self, epochs: Collection[str]) -> None:
         self.missing = set(epochs)
         self.ready: set[str] = set()
+        self.lifeline = Lifeline()
         self.outcome: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
 
     def take_ready(self, epoch: str) -> None:
@@ -54,6 +58,8 @@ class _Wait:
             self.missing.discard(epoch)
             self.ready.discard(epoch)
             self._settle(reason)
+            if not self.missing and not self.ready:
+                self.lifeline.cut(reason)
 
     def fail(self, error: RankFailure) -> None:
         if not self.outcome.done():
@@ -86,6 +92,7 @@ class Promises:
         self._feed = feed
         self._lifetime_ms = lifetime_ms
         self._new_nonce = new_nonce
+        # of every promise, until its end
         self._waits: dict[str, _Wait] = {}
         self._held: set[str] = set()
         self._ended: list[str] = []
@@ -119,10 +126,9 @@ class Promises:
                 )
             )
             ready = await wait.outcome
-            del self._waits[nonce]
-            yield Promise(entry.artifact_hash, nonce, ready)
+            yield Promise(entry.artifact_hash, nonce, ready, wait.lifeline)
         finally:
-            self._waits.pop(nonce, None)
+            del self._waits[nonce]
             wait.abandon()
             self.end(nonce)
 
@@ -147,7 +153,7 @@ class Promises:
                 self._lose(epoch, reason)
 
     def retain(self, live_epochs: Collection[str]) -> None:
-        """Wait no longer for engines outside `live_epochs`: their records are gone."""
+        """Neither wait for engines outside `live_epochs` nor count on them: their records are gone."""
         gone = {epoch for wait in self._waits.values() for epoch in wait.missing | wait.ready} - set(live_epochs)
         for epoch in gone:
             self._lose(epoch, "its record lapsed")

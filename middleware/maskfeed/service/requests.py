@@ -9,12 +9,13 @@ The list may be long, so a list of strings costs one typed decode and no Python 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from maskfeed.config import MAX_DEADLINE_MS
 from maskfeed.service.candidate_lists import CandidateList, read_candidates, read_choice, unencodable_candidate
-from maskfeed.service.field_names import CANDIDATE_ROUTES, check_names
+from maskfeed.service.field_names import check_names
 from maskfeed.service.json_text import convert_members, read, read_members
 from maskfeed.service.parameters import broken_rule, check_parameters
 from maskfeed_automata import LeadingSpace
@@ -33,8 +34,6 @@ __all__ = [
 ]
 
 Route = Literal["/v1/chat/completions", "/v1/completions"]
-
-MAX_DEADLINE_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class NativeRequest:
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    leading_space: LeadingSpace = "never"
+    leading_space: LeadingSpace | None = None
     deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_DEADLINE_MS)] | None = None
 
 
@@ -96,6 +95,7 @@ class _Flags(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     return_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     stop: str | list[str] | None = None
@@ -125,12 +125,13 @@ def parse_request(route: Route, raw: bytes, *, reasoning_parser: str | None) -> 
         if (culprit := unencodable_candidate(raw)) is not None:
             raise culprit from None
         raise
-    check_names(fields, takes_candidates=True)
+    check_names(fields, route=route)
+    choice = _structured_outputs(fields)
+    options = fields.pop("candidate_options", None)
     if "candidates" in fields:
-        return _constrained(route, fields, raw)
-    if "candidate_options" in fields:
+        return _constrained(route, fields, options, raw)
+    if options is not None and bytes(memoryview(options)) != b"null":
         raise ParameterError("`candidate_options` needs `candidates`", field="candidate_options")
-    choice = _members_beside_null(fields, "structured_outputs")
     if "choice" not in choice:
         return NativeRequest(route, raw, None)
     return _taken_over(route, fields, choice, raw, reasoning_parser)
@@ -144,10 +145,13 @@ def check_pass_through(route: str, raw: bytes) -> None:
         raw: the body; empty for none.
 
     Raises:
-        ParameterError: no JSON object, or a field that only the two routes for candidates take. Context: `field`.
+        ParameterError: no JSON object, a constraint that is none of this route's fields, or `structured_outputs` that
+            are no object. Context: `field`.
     """
     if raw:
-        check_names(read_members(raw), takes_candidates=route in CANDIDATE_ROUTES)
+        fields = read_members(raw)
+        check_names(fields, route=route)
+        _structured_outputs(fields)
 
 
 def engine_body(
@@ -168,6 +172,11 @@ def engine_body(
     if request.route == "/v1/chat/completions":
         # vLLM withholds token ids together with the reasoning
         body["include_reasoning"] = True
+    if request.route == "/v1/completions":
+        # that route ignores the newer name, and would cut the answer at its own 16
+        newer = body.pop("max_completion_tokens", None)
+        if body.get("max_tokens") is None:
+            body["max_tokens"] = newer
     if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
         # a token is at least one byte; one more ends the answer, and one may be the leading space
         enough = longest_bytes + 1 + (request.leading_space != "never")
@@ -175,14 +184,14 @@ def engine_body(
     return body
 
 
-def _constrained(route: Route, fields: dict[str, msgspec.Raw], raw: bytes) -> ConstrainedRequest:
+def _constrained(
+    route: Route, fields: dict[str, msgspec.Raw], options: msgspec.Raw | None, raw: bytes
+) -> ConstrainedRequest:
     candidates = read_candidates(fields.pop("candidates"), raw)
-    options = _Options()
-    if "candidate_options" in fields:
-        options = read(fields.pop("candidate_options"), _Options, field="candidate_options")
+    chosen = None if options is None else read(options, _Options | None, field="candidate_options")
     body = _read_values(fields)
     check_parameters(body)
-    return _request(route, "candidates", candidates, options, body)
+    return _request(route, "candidates", candidates, chosen or _Options(), body)
 
 
 def _taken_over(
@@ -225,7 +234,7 @@ def _request(
         source=source,
         values=candidates.values,
         ids=candidates.ids,
-        leading_space=options.leading_space,
+        leading_space=options.leading_space or "never",
         deadline_ms=options.deadline_ms,
         body=body,
         stream=bool(flags.stream),
@@ -239,13 +248,14 @@ def _read_values(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
     return {name: read(value, Any, field=name) for name, value in fields.items()}
 
 
-def _members_beside_null(fields: dict[str, msgspec.Raw], name: str) -> dict[str, msgspec.Raw]:
-    """The members of an object that are not null; none if it is no object, which is the engine's to judge."""
-    value = fields.get(name)
-    if value is None or bytes(memoryview(value)[:1]) != b"{":
+def _structured_outputs(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Its members that are not null."""
+    name = "structured_outputs"
+    if name not in fields:
         return {}
-    members = read(value, dict[str, msgspec.Raw], field=name)
-    return {key: member for key, member in members.items() if bytes(memoryview(member)) != b"null"}
+    # vLLM breaks on anything but an object
+    members = read(fields[name], dict[str, msgspec.Raw] | None, field=name) or {}
+    return {key: member for key, member in members.items() if bytes(memoryview(member)[:5]) != b"null"}
 
 
 def _n_prompts(body: dict[str, Any]) -> int:

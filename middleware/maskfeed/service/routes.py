@@ -204,6 +204,9 @@ def _problem(request: web.Request, error: MaskfeedError) -> web.Response:
     status, headers, body = to_response(error, request[_REQUEST_ID])
     request.app[PARTS].telemetry.failed(error.code)
     told = {"request_id": request[_REQUEST_ID], "status": status, "code": error.code}
+    if isinstance(error, StoreUnavailable):
+        # the driver's text is for whoever reads the log: it names the socket or the host
+        told["cause"] = str(error.__cause__)
     log_event(
         "request-refused",
         {**told, "stage": error.context.get("stage", "-")},

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from maskfeed.service.answers import Answer, AnswerReader, Figures, sampled_ids, without_token_ids
-from maskfeed.service.problems import error_object
+from maskfeed.service.problems import error_object, refusal_object
 from maskfeed.service.requests import ConstrainedRequest
 from maskfeed_automata import CandidateSet, Vocabulary
 from maskfeed_automata.errors import InternalInvariant, MaskfeedError, UpstreamError
@@ -198,12 +198,12 @@ class StreamRewriter:
         return [msgspec.json.encode(error_object(error, self._request_id)), DONE]
 
     def _pass_failure(self, problem: object) -> list[bytes]:
-        """The engine's own error event: its code and type say more than ours would."""
-        message = problem.get("message") if isinstance(problem, dict) else problem
-        failure = self.fail(UpstreamError(f"the engine failed while it answered: {message}", stage="answer"))
-        if not isinstance(problem, dict):
-            return failure
-        return [msgspec.json.encode({"error": {**problem, "request_id": self._request_id}}), DONE]
+        """The engine's own error event, whose code is an HTTP status."""
+        status = problem.get("code") if isinstance(problem, dict) else None
+        refusal = refusal_object(problem, status, self._request_id)
+        self._closed = True
+        self.failure = UpstreamError(refusal["error"]["message"], stage="answer")
+        return [msgspec.json.encode(refusal), DONE]
 
     def _rewrite(self, chunk: dict[str, Any]) -> dict[str, Any]:
         choices = [self._rewrite_choice(choice) for choice in chunk["choices"]]

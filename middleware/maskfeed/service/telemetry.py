@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from maskfeed.queue.ticket import END_STATES, Ticket
 
-__all__ = ["METRICS_CONTENT_TYPE", "Telemetry", "log_event"]
+__all__ = ["METRICS_CONTENT_TYPE", "SERVER_LOG", "Telemetry", "log_event"]
 
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -22,6 +23,24 @@ METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _LOG = logging.getLogger("maskfeed.gateway")
+# for the HTTP server's own lines
+SERVER_LOG: Final = logging.getLogger("maskfeed.http")
+
+
+class _BrokenRequestInOneLine(logging.Filter):
+    """What is no HTTP is the sender's fault and needs no traceback; what was sent is not repeated."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.levelno = min(record.levelno, logging.WARNING)
+            record.levelname = logging.getLevelName(record.levelno)
+            record.msg, record.args = "event=broken-http status=%d kind=%s", (error.code, type(error).__name__)
+            record.exc_info = None
+        return True
+
+
+SERVER_LOG.addFilter(_BrokenRequestInOneLine())
 
 
 def log_event(name: str, values: Mapping[str, object], *, level: int = logging.INFO) -> None:
