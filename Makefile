@@ -7,7 +7,7 @@
 #   make check       ruff, mypy, import rules
 #   make hostile     a million mutated artifacts against what reads them (minutes)
 #   make bench       the benchmark
-#   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about @MIN@ minutes)
+#   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about five minutes)
 #   make install     only the installation      make clean   remove .venv, .cache and build output
 
 .PHONY: demo test test-full check hostile exactness bench install model tokenizers families clean

@@ -6,7 +6,7 @@ It knows no network, no clock, no threads; one module reads files (tokenizers, a
 from maskfeed_automata.automaton import Automaton
 from maskfeed_automata.batch import Batch, Rows
 from maskfeed_automata.bitmask import allocate_bitmask, bitmask_width
-from maskfeed_automata.builder import build, compile, shortest_tokenisation
+from maskfeed_automata.builder import build, check_fits, compile, shortest_tokenisation
 from maskfeed_automata.candidates import FORMAT_VERSION, CandidateSet, LeadingSpace, Limits
 from maskfeed_automata.catalogue import Catalogue
 from maskfeed_automata.cursor import Cursor
@@ -30,6 +30,7 @@ __all__ = [
     "allocate_bitmask",
     "bitmask_width",
     "build",
+    "check_fits",
     "compile",
     "load_tokenizer_automaton",
     "shortest_tokenisation",

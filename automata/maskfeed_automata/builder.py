@@ -18,7 +18,7 @@ from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits
 from maskfeed_automata.trie import Trie, build_trie
 from maskfeed_automata.vocabulary import Vocabulary
 
-__all__ = ["build", "check_producible", "compile", "shortest_tokenisation"]
+__all__ = ["build", "check_fits", "check_producible", "compile", "shortest_tokenisation"]
 
 # Adversarial sets (runs of spaces that branch everywhere) could ask for tens of gigabytes of masks.
 _MAX_MASK_IDS: Final = 1 << 28
@@ -113,6 +113,48 @@ def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | Non
     return fewest if fewest >= 0 else None
 
 
+def check_fits(
+    vocabulary: Vocabulary, candidate_set: CandidateSet, *, leading_space: LeadingSpace, max_model_len: int
+) -> None:
+    """Refuse candidates that an engine is certain to cut: their tokens and a stop id exceed its context.
+
+    Args:
+        vocabulary: the engine's.
+        candidate_set: any.
+        leading_space: with "always", the space counts; with "optional", the answer without it does.
+        max_model_len: the engine's context in tokens.
+
+    Raises:
+        CandidateError: names the first such candidate in the order of the bytes. Context: `field`, `index` in the list
+            that the set was made of, and `limit`, `value` and `unit` unless no tokens spell it at all.
+
+    Cost: O(n_candidates); for each candidate with more bytes than the context has tokens, its bytes times the longest
+        token.
+    """
+    most = max_model_len - 1
+    space = b" " if leading_space == "always" else b""
+    # n bytes take at most n tokens, so shorter candidates need no look
+    for rank in np.flatnonzero(np.diff(candidate_set.offsets) + len(space) > most):
+        index = int(candidate_set.first_input_of_rank[rank])
+        fewest = shortest_tokenisation(vocabulary, space + candidate_set.candidate_bytes(int(rank)))
+        if fewest is None:
+            raise _unproducible(index)
+        if fewest > most:
+            raise CandidateError(
+                f"candidates[{index}]: it takes at least {fewest} tokens and a stop id; the engine's context has "
+                f"{max_model_len}",
+                field="candidates",
+                index=index,
+                limit=most,
+                value=fewest,
+                unit="tokens",
+            )
+
+
+def _unproducible(index: int) -> CandidateError:
+    return CandidateError(f"candidates[{index}]: no tokens of the vocabulary spell it", field="candidates", index=index)
+
+
 def _masks(vocabulary: Vocabulary, trie: Trie, live: U64) -> tuple[I32, I32]:
     """Rows (int32 [n_branches + 1]) and ids (int32 [n_ids]) of the branching nodes' masks."""
     tokens = vocabulary.tokenizer_automaton
@@ -173,7 +215,4 @@ def _refuse_unreached(candidate_set: CandidateSet, trie: Trie, reached: U64) -> 
     else:
         producible = spelt
     if not producible.all():
-        index = int(candidate_set.first_input_of_rank[~producible].min())
-        raise CandidateError(
-            f"candidates[{index}]: no tokens of the vocabulary spell it", field="candidates", index=index
-        )
+        raise _unproducible(int(candidate_set.first_input_of_rank[~producible].min()))

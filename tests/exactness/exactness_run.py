@@ -140,10 +140,10 @@ def _examine_engines(
     for set_name, candidates, leading_space in _sets(token_bytes, quick=False):
         fitting = [text for text in candidates if len(text) < _ENGINE_BYTES and _is_text(text)]
         fitting = random.Random(set_name).sample(fitting, min(len(fitting), _ENGINE_CANDIDATES))
-        if leading_space != "never" or not fitting:
-            continue
         oracle = BruteForce(tokens, fitting)
-        automaton = compile(vocabulary, fitting, stop_token_ids=tokens.stop_token_ids)
+        if leading_space != "never" or not oracle.variants:
+            continue
+        automaton = compile(vocabulary, oracle.variants, stop_token_ids=tokens.stop_token_ids)
         counts, walks = compare_walks(automaton, oracle, token_bytes, 60, f"{report.name} x {set_name} for engines")
         report.faults += counts.mismatches[:3]
         for name, engine in made.items():

@@ -51,7 +51,9 @@ def handle(**changed) -> str:
 
 
 def admission(held=None) -> Admission:
-    return Admission(vocabulary=VOCABULARY, logits_width=28, reserved_id=RESERVED, epoch=EPOCH, held=held)
+    return Admission(
+        vocabulary=VOCABULARY, logits_width=28, max_model_len=8, reserved_id=RESERVED, epoch=EPOCH, held=held
+    )
 
 
 def test_a_request_without_our_key_is_none_of_our_business():
@@ -110,7 +112,13 @@ def test_inline_candidates_are_compiled_once_and_refused_where_they_cannot_be():
     again = gate.decide(parameters({"candidates": ["cow", "cat", "cat"]}, stops=stops))
     assert isinstance(first, Constraint)
     assert again.automaton is first.automaton
-    for bad in ({"candidates": []}, {"candidates": ["ü"]}, {"candidates": ["a"], "x": 1}, {}):
+    for bad in (
+        {"candidates": []},
+        {"candidates": ["ü"]},
+        {"candidates": ["a"], "x": 1},
+        {},
+        {"candidates": ["abcdefgh"]},
+    ):
         assert gate.decide(parameters(bad, stops=stops)) == Refusal((STOP,)), "an empty answer is no candidate"
 
 

@@ -63,20 +63,28 @@ class Admission:
     Args:
         vocabulary: as the masks use it.
         logits_width: ids at or above it can't be sampled.
+        max_model_len: the engine's context in tokens.
         reserved_id: this engine's.
         epoch: this life of the engine.
         held: sets that every rank holds; None offline, when only inline candidates are taken.
     """
 
     def __init__(
-        self, *, vocabulary: Vocabulary, logits_width: int, reserved_id: int, epoch: str, held: HeldSetsView | None
+        self,
+        *,
+        vocabulary: Vocabulary,
+        logits_width: int,
+        max_model_len: int,
+        reserved_id: int,
+        epoch: str,
+        held: HeldSetsView | None,
     ) -> None:
         self._vocabulary = vocabulary
         self._logits_width = logits_width
         self._reserved_id = reserved_id
         self._epoch = epoch
         self._held = held
-        self._inline = InlineSets(vocabulary)
+        self._inline = InlineSets(vocabulary, max_model_len)
         self._n_references = 0
 
     def decide(self, sampling_params: Any) -> Constraint | Refusal | None:

@@ -118,6 +118,7 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
     admission = Admission(
         vocabulary=vocabulary,
         logits_width=logits_width,
+        max_model_len=model.max_model_len,
         reserved_id=reserved_id,
         epoch=epoch,
         held=None if feed is None else feed.held,

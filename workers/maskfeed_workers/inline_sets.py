@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from maskfeed_automata import Automaton, CandidateSet, LeadingSpace, Vocabulary, build
+from maskfeed_automata import Automaton, CandidateSet, LeadingSpace, Vocabulary, build, check_fits
 from maskfeed_automata.errors import ParameterError
 
 __all__ = ["InlineRequest", "InlineSets"]
@@ -52,21 +52,29 @@ class InlineSets:
 
     Args:
         vocabulary: of the engine.
+        max_model_len: the engine's context in tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
         self._vocabulary = vocabulary
+        self._max_model_len = max_model_len
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
 
     def get(self, request: InlineRequest) -> Automaton:
         """The automaton of the request's candidates; compiled when it is not among the kept ones.
 
         Raises:
-            CandidateError: a candidate that the vocabulary can't produce.
+            CandidateError: a candidate that the vocabulary can't produce, or that exceeds the context.
         """
         digest = request.candidate_set.digest(self._vocabulary.fingerprint, request.leading_space)
         automaton = self._kept.pop(digest, None)
         if automaton is None:
+            check_fits(
+                self._vocabulary,
+                request.candidate_set,
+                leading_space=request.leading_space,
+                max_model_len=self._max_model_len,
+            )
             automaton = build(self._vocabulary, request.candidate_set, leading_space=request.leading_space)
         self._kept[digest] = automaton
         if len(self._kept) > _N_KEPT:

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from maskfeed.service.engines import LiveGroup
 from maskfeed.service.parameters import check_stop_token_ids
 from maskfeed.service.requests import ConstrainedRequest
-from maskfeed_automata import CandidateSet, Vocabulary, shortest_tokenisation
+from maskfeed_automata import CandidateSet, Vocabulary, check_fits
 from maskfeed_automata.errors import CandidateError
 
 __all__ = ["PreparedSet", "in_the_callers_words", "prepare"]
@@ -47,7 +45,12 @@ def prepare(request: ConstrainedRequest, live: LiveGroup) -> PreparedSet:
     check_stop_token_ids(request.stop_token_ids, live.record, lambda token_id: _is_text(vocabulary, token_id))
     with in_the_callers_words(request):
         candidate_set = CandidateSet.from_strings(request.values)
-        _check_lengths(candidate_set, vocabulary, live.record.max_model_len)
+        check_fits(
+            vocabulary,
+            candidate_set,
+            leading_space=request.leading_space,
+            max_model_len=live.record.max_model_len,
+        )
     return PreparedSet(candidate_set, candidate_set.digest(live.record.fingerprint, request.leading_space))
 
 
@@ -66,26 +69,6 @@ def in_the_callers_words(request: ConstrainedRequest) -> Iterator[None]:
         if message.startswith(_OWN_FIELD):
             message = field + message.removeprefix(_OWN_FIELD)
         raise type(error)(message, **{**error.context, "field": field}) from error
-
-
-def _check_lengths(candidate_set: CandidateSet, vocabulary: Vocabulary, max_model_len: int) -> None:
-    # one token of the context is the stop id
-    most = max_model_len - 1
-    # a candidate of n bytes needs at most n tokens, so shorter ones need no look
-    for rank in np.flatnonzero(np.diff(candidate_set.offsets) > most):
-        index = int(candidate_set.first_input_of_rank[rank])
-        n_tokens = shortest_tokenisation(vocabulary, candidate_set.candidate_bytes(int(rank)))
-        if n_tokens is None:
-            raise CandidateError(f"{_OWN_FIELD}[{index}]: no tokens of the vocabulary spell it", index=index)
-        if n_tokens > most:
-            raise CandidateError(
-                f"{_OWN_FIELD}[{index}]: it takes at least {n_tokens} tokens and a stop id; the engine's context has "
-                f"{max_model_len}",
-                index=index,
-                limit=most,
-                value=n_tokens,
-                unit="tokens",
-            )
 
 
 def _is_text(vocabulary: Vocabulary, token_id: int) -> bool:
