@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from candidate_sets import CANDIDATE_SET_NAMES, candidate_set
 from maskfeed_automata import Batch, Vocabulary, compile
+from maskfeed_automata.errors import VocabularyError
 from reference import Oracle
 from tokenizer_files import TOKENIZER_NAMES, tokenizer_directory
 
@@ -101,6 +102,14 @@ def test_the_tokenizer_as_an_object_is_read_alike(name):
     # transformers' Gemma class makes a control token of <mask>, which the files hold for text.
     assert different == ([4] if name == "gemma3" else [])
     assert by_object.stop_token_ids == vocabulary_of(name).stop_token_ids
+
+
+@pytest.mark.full
+def test_an_object_that_was_made_with_another_decoder_than_the_files_is_refused():
+    """transformers 5 makes a Llama tokenizer, SentencePiece style, of DeepSeek's byte-level one."""
+    rebuilt = AutoTokenizer.from_pretrained(tokenizer_directory("deepseek_v3"))
+    with pytest.raises(VocabularyError, match="looks byte-level"):
+        Vocabulary.from_tokenizer(rebuilt)
 
 
 @each_tokenizer

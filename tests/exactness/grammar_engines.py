@@ -4,6 +4,7 @@ A class is a predicate over the set, the prefix and the difference, and says why
 be. A difference that no predicate explains is unclassified, and fails the run.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,48 @@ class Engine:
     added_ids: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One mask of an engine that is not the right one."""
+
+    engine: Engine
+    oracle: BruteForce
+    text: bytes
+    found: set[int]
+    expected: set[int]
+    # whether the engine, at this position, takes a token
+    takes: Callable[[int], bool]
+
+    @property
+    def more(self) -> set[int]:
+        """Ids that only the engine has."""
+        return self.found - self.expected
+
+    @property
+    def less(self) -> set[int]:
+        """Ids that the engine lacks."""
+        return self.expected - self.found
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether all candidates go on with the same byte."""
+        low, high = self.oracle.range_of(self.text)
+        return len({variant[len(self.text) :][:1] for variant in self.oracle.variants[low:high]}) == 1
+
+    def goes_on(self, following: bytes) -> bool:
+        """Whether some candidate goes on like this."""
+        low, high = self.oracle.range_of(self.text + following)
+        return high > low
+
+    @property
+    def name(self) -> str | None:
+        """The first class that explains it, or None."""
+        return next((name for name, predicate in _PREDICATES.items() if predicate(self)), None)
+
+    def __str__(self) -> str:
+        return f"too many {sorted(self.more)[:8]}, missing {sorted(self.less)[:8]}"
+
+
 class EngineCounts:
     """What was compared with an engine."""
 
@@ -52,10 +95,18 @@ class EngineCounts:
 
 
 def make_engine(name: str, directory: Path, size: int, stop_token_ids: Sequence[int]) -> Engine:
-    """An engine over the tokenizer of a directory, as its users make it: from the transformers object."""
-    from transformers import AutoTokenizer
+    """An engine over the tokenizer.json of a directory.
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    Not by AutoTokenizer, which makes a SentencePiece tokenizer of DeepSeek's byte-level one (transformers 5): that
+    would be held against the engine.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    eos = config["eos_token"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"), eos_token=eos["content"] if isinstance(eos, dict) else eos
+    )
     prepare = _xgrammar if name == "xgrammar" else _llguidance
     added = frozenset(tokenizer.added_tokens_decoder)
     return Engine(prepare(tokenizer, size, list(stop_token_ids)), tokenizer.convert_ids_to_tokens, added)
@@ -83,8 +134,16 @@ def compare_engine(engine: Engine, oracle: BruteForce, walks: Sequence[Visited],
             found = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             expected = oracle.allowed(text)
             if not np.array_equal(found, expected):
-                kind = _class_of(engine, oracle, text, set(found.tolist()), set(expected.tolist()))
-                _count(counts, kind, f"{label} at {text!r}: {len(found)} for {len(expected)} ids")
+                before = token_ids[:position]
+                difference = Difference(
+                    engine,
+                    oracle,
+                    text,
+                    found=set(found.tolist()),
+                    expected=set(expected.tolist()),
+                    takes=lambda token_id, ids=before: masks_of([*ids, token_id], len(ids) + 1)[1] > len(ids),
+                )
+                _count(counts, difference.name, f"{label} at {text!r}: {difference}")
     return counts
 
 
@@ -95,45 +154,44 @@ def _count(counts: EngineCounts, kind: str | None, what: str) -> None:
         counts.classes[kind] += 1
 
 
-def _class_of(engine: Engine, oracle: BruteForce, text: bytes, found: set[int], expected: set[int]) -> str | None:
-    """The class of a difference, or None."""
-    more, less = found - expected, expected - found
-    for name, predicate in _PREDICATES.items():
-        if predicate(engine, oracle, text, found, more, less):
-            return name
-    return None
-
-
-def _is_control_text(engine: Engine, oracle: BruteForce, text: bytes, found: set, more: set, less: set) -> bool:
+def _is_control_text(it: Difference) -> bool:
     """Only more, and each of it is a control token whose name goes on as a candidate does."""
-    if less or any(token_id in ids for ids in oracle.tokens.ids_of.values() for token_id in more):
+    if it.less or any(token_id in ids for ids in it.oracle.tokens.ids_of.values() for token_id in it.more):
         return False
-    return all(_goes_on(oracle, text + engine.text_of_id(token_id).encode()) for token_id in more)
+    return all(it.goes_on(it.engine.text_of_id(token_id).encode()) for token_id in it.more)
 
 
-def _is_forced(engine: Engine, oracle: BruteForce, text: bytes, found: set, more: set, less: set) -> bool:
-    """One of the right tokens alone, where all candidates go on with the same byte."""
-    low, high = oracle.range_of(text)
-    following = {variant[len(text) : len(text) + 1] for variant in oracle.variants[low:high]}
-    return not more and len(found) == 1 and len(following) == 1
-
-
-def _is_added_text(engine: Engine, oracle: BruteForce, text: bytes, found: set, more: set, less: set) -> bool:
+def _is_added_text(it: Difference) -> bool:
     """Only less, and each of it is a token that was added to the vocabulary as text (not special)."""
-    return not more and less <= engine.added_ids
+    return not it.more and it.less <= it.engine.added_ids
+
+
+def _is_forced(it: Difference) -> bool:
+    """One of the right tokens alone, where all candidates go on with the same byte."""
+    return not it.more and len(it.found) == 1 and it.is_forced
+
+
+def _is_space_for_its_mark(it: Difference) -> bool:
+    """One wrong token alone, where all candidates go on with the same byte: its text with U+2581 for each space."""
+    if len(it.found) != 1 or it.found != it.more or not it.is_forced:
+        return False
+    (wrong,) = (token for token, ids in it.oracle.tokens.ids_of.items() if it.more & set(ids))
+    return b" " in wrong and it.goes_on(wrong.replace(b" ", "\u2581".encode()))
+
+
+def _is_inconsistent(it: Difference) -> bool:
+    """Only less, and the engine takes each of it all the same."""
+    return not it.more and all(map(it.takes, it.less))
 
 
 _TEXT_HELD_FOR_CONTROL = "an added text token held for a control token"
-_PREDICATES: Mapping[str, Callable[..., bool]] = {
+_PREDICATES: Mapping[str, Callable[[Difference], bool]] = {
     "a control token's name taken for text": _is_control_text,
     _TEXT_HELD_FOR_CONTROL: _is_added_text,
     "one token alone where text is forced": _is_forced,
+    "a wrong token alone where text is forced: a space for U+2581": _is_space_for_its_mark,
+    "tokens left out that the engine itself takes": _is_inconsistent,
 }
-
-
-def _goes_on(oracle: BruteForce, text: bytes) -> bool:
-    low, high = oracle.range_of(text)
-    return high > low
 
 
 def _xgrammar(tokenizer: Any, size: int, stop_token_ids: list[int]) -> Callable[[Sequence[str]], Masks]:

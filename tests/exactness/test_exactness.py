@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from brute_force import BruteForce, Tokens, is_inside_character
 from exactness_run import main
+from maskfeed_automata import Vocabulary, compile
 from nasty_sets import NASTY_SET_NAMES, nasty_set
 from reference import Oracle
 from vocabularies import random_candidates, random_tokens, tokens_of
+from walks import compare_walks
 
 
 @settings(max_examples=200, deadline=None)
@@ -33,6 +35,17 @@ def text_as_tokens(tokens, text, stop_ids):
     ids = {token[0]: token_id for token_id, token in enumerate(tokens) if token and len(token) == 1}
     ids = {byte: token_id for byte, token_id in ids.items() if token_id not in stop_ids}
     return [ids[byte] for byte in text] if all(byte in ids for byte in text) else None
+
+
+@pytest.mark.parametrize("permitted", [[b"foo", b"food", b"fob"], [b"foo", b"foods"], [b"foo"]])
+def test_a_mask_of_another_set_is_found_out(permitted):
+    """One member too many, one byte more, one member missing."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"foo", b"od", None]
+    oracle = BruteForce(Tokens(tokens, [258]), [b"foo", b"food"])
+    automaton = compile(Vocabulary.from_token_bytes(tokens), permitted, stop_token_ids=[258])
+    counts, _ = compare_walks(automaton, oracle, tokens, 50, "seed")
+    assert any(what.startswith("cursor") for what in counts.mismatches)
+    assert any(what.startswith("batch") for what in counts.mismatches)
 
 
 @pytest.mark.parametrize("character", ["a", "é", "日", "😀"])

@@ -127,7 +127,11 @@ def _compare_cursor(
                 counts.mismatches.append(f"cursor at {text[-60:]!r}: {_difference(_ids_of(row), expected)}")
             _offer_others(cursor, expected, oracle.tokens.size, choose, counts)
         if position < len(walk.token_ids):
-            cursor.advance(walk.token_ids[position])
+            try:
+                cursor.advance(walk.token_ids[position])
+            except TokenNotAllowed as error:
+                counts.mismatches.append(f"cursor refused a permitted token: {error}")
+                return
 
 
 def _offer_others(cursor, expected: np.ndarray, size: int, choose: random.Random, counts: Counts) -> None:
