@@ -32,7 +32,7 @@ stable `code`, says whether trying again can help, and carries its numbers in `c
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "CandidateError",
@@ -79,6 +79,14 @@ class MaskfeedError(Exception):
         super().__init__(message)
         self.message = message
         self.context: Mapping[str, Detail] = MappingProxyType(context)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross processes whole: from a pool, or from an actor on another machine."""
+        return _restore, (type(self), self.message, dict(self.context))
+
+
+def _restore(cls: type[MaskfeedError], message: str, context: dict[str, Detail]) -> MaskfeedError:
+    return cls(message, **context)
 
 
 class RequestError(MaskfeedError):

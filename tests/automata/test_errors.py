@@ -1,6 +1,7 @@
 """The drawing of the error tree is the error tree."""
 
 import inspect
+import pickle
 import re
 
 import pytest
@@ -46,3 +47,10 @@ def test_an_error_carries_its_numbers():
     assert (str(error), error.message, dict(error.context)) == ("too many", "too many", {"limit": 3, "value": 4})
     with pytest.raises(TypeError):
         error.context["limit"] = 5
+
+
+def test_an_error_crosses_processes_with_its_message_and_its_numbers():
+    error = errors.LimitExceeded("too many", limit=3, value=4, unit="candidates", index=2)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is errors.LimitExceeded
+    assert (again.message, dict(again.context), str(again)) == (error.message, dict(error.context), "too many")
