@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,7 @@ class Extent:
     """How much is measured."""
 
     sizes: Sequence[int]
+    kinds: Sequence[str]
     n_rows: Sequence[int]
     tokenizers: Sequence[str]
     # names in each set of the batch; more take xgrammar minutes with a set for each of a thousand rows
@@ -51,6 +52,7 @@ class Extent:
 
 FULL = Extent(
     sizes=(10, 100, 1_000, 10_000, 100_000, 1_000_000),
+    kinds=tuple(KINDS),
     n_rows=(1, 8, 64, 256, 1024),
     tokenizers=TOKENIZER_NAMES,
     apply_candidates=100,
@@ -59,6 +61,7 @@ FULL = Extent(
 )
 QUICK = Extent(
     sizes=(10, 100),
+    kinds=tuple(KINDS),
     n_rows=(1, 8),
     tokenizers=("qwen3",),
     apply_candidates=20,
@@ -71,7 +74,7 @@ def compile_section(vocabulary: Vocabulary, extent: Extent, peers: Sequence[Peer
     """Compile + first mask for every kind and size; a peer that gave up is not asked for more of the same kind."""
     results = []
     given_up: set[tuple[str, str, str]] = set()
-    for kind in KINDS:
+    for kind in extent.kinds:
         for k in extent.sizes:
             _progress(f"compile: {k:,} {kind}")
             ours = measure_maskfeed(vocabulary, kind, k)
@@ -101,7 +104,7 @@ def memory_section(extent: Extent) -> dict[str, Any]:
     directory = tokenizer_directory("qwen3")
     _progress("memory")
     return {
-        "compile": [measure_peak(directory, kind, k) for kind in KINDS for k in extent.sizes],
+        "compile": [measure_peak(directory, kind, k) for kind in extent.kinds for k in extent.sizes],
         "resident": [
             measure_resident(name, Vocabulary.from_tokenizer(tokenizer_directory(name))) for name in extent.tokenizers
         ],
@@ -140,14 +143,18 @@ def main() -> None:
     """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sets, less than a minute")
-    parser.add_argument("--peers", choices=("none", *AGES, "all"), default="all", help="versions of the peers")
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="kinds of set")
+    parser.add_argument("--largest", type=int, default=100_000, help="most candidates; up to 1000000")
+    parser.add_argument("--peers", choices=("none", *AGES, "all"), default="pinned", help="versions of the peers")
     parser.add_argument("--upgrade-peers", action="store_true", help="bring .cache/peers up to date first")
     parser.add_argument("--output", type=Path, help="folder for the results")
     arguments = parser.parse_args()
     ages = {"none": (), "all": AGES}.get(arguments.peers, (arguments.peers,))
     peers = peers_of(PEERS, ages, upgrade=arguments.upgrade_peers)
     try:
-        results = measure(QUICK if arguments.quick else FULL, peers)
+        extent = QUICK if arguments.quick else FULL
+        sizes = [k for k in extent.sizes if k <= arguments.largest]
+        results = measure(replace(extent, sizes=sizes, kinds=arguments.kinds), peers)
     finally:
         for peer in peers:
             peer.close()
