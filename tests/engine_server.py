@@ -63,9 +63,9 @@ class EngineServer:
         self._process: ChildProcess | None = None
 
     @staticmethod
-    def python_path() -> str:
+    def python_path(*, async_scheduling: bool = False) -> str:
         """PYTHONPATH with which a child process sees the four packages of this checkout."""
-        return _python_path(async_scheduling=False)
+        return _python_path(async_scheduling=async_scheduling)
 
     @property
     def process(self) -> ChildProcess:

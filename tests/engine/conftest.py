@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from engine_server import EngineServer
 from maskfeed_automata import Vocabulary
 from model_files import smollm2_directory
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-
-
-def source_path() -> str:
-    """PYTHONPATH with which a child process sees the four packages and the test modules."""
-    roots = [ROOT / room for room in ("automata", "cache", "workers", "middleware")]
-    return os.pathsep.join(map(str, [*roots, ROOT / "tests", HERE]))
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +42,9 @@ def run_offline(model: Path) -> Callable[..., dict]:
             "disable_log_stats": False,
             **engine,
         }
-        environment = dict(os.environ, PYTHONPATH=source_path())
+        environment = dict(os.environ, PYTHONPATH=EngineServer.python_path(async_scheduling=async_scheduling))
         if async_scheduling:
             arguments["async_scheduling"] = True
-            environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "async_platform")
         job = {"engine": arguments, "requests": requests, "processor": processor, "metrics": True}
         child = subprocess.run(
             [sys.executable, str(HERE / "offline_run.py")],
