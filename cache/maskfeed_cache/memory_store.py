@@ -8,7 +8,8 @@ import threading
 from collections import Counter
 
 from maskfeed_automata.errors import CorruptArtifact, StoreUnavailable, UnknownArtifact
-from maskfeed_cache.store import IndexEntry, hash_blob
+from maskfeed_cache.fence import IndexEntry
+from maskfeed_cache.store import hash_blob
 
 __all__ = ["FaultScript", "MemoryBlobStore", "MemorySetIndex"]
 

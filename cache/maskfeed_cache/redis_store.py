@@ -18,8 +18,9 @@ from maskfeed_cache.connection import (
     open_client,
     store_errors,
 )
+from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.keys import BLOB_TTL_S, INDEX_TTL_S, VOCABULARY_TTL_S, Keyspace
-from maskfeed_cache.store import IndexEntry, hash_blob
+from maskfeed_cache.store import hash_blob
 
 __all__ = ["RedisBlobStore", "RedisSetIndex"]
 

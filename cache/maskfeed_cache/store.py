@@ -6,23 +6,17 @@ Invariant: a blob lies under the SHA-256 of its own bytes, and whoever reads it 
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-__all__ = ["BlobStore", "IndexEntry", "SetIndex", "VocabularySource", "hash_blob"]
+from maskfeed_cache.fence import Acquired, Commit, Failure, Fence, IndexEntry, Layer, Lease, News, Pin, Usage
+
+__all__ = ["BlobStore", "CacheIndex", "SetIndex", "VocabularySource", "hash_blob"]
 
 
 def hash_blob(blob: bytes | memoryview) -> str:
     """Artifact hash: SHA-256 of the bytes as 64 lowercase hex digits."""
     return hashlib.sha256(blob).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """What the index knows of a digest."""
-
-    artifact_hash: str
-    size_bytes: int
 
 
 class BlobStore(Protocol):
@@ -62,6 +56,79 @@ class VocabularySource(Protocol):
             UnknownArtifact: no engine has published this vocabulary.
             StoreUnavailable: no connection, or no answer in time.
         """
+        ...
+
+
+class CacheIndex(Protocol):
+    """key -> artifact hash for every layer, under one fence, with leases, pins and exact counts. For one event loop.
+
+    Each method is one atomic step of the store with respect to all others, `clear` included. Every method raises
+    StoreUnavailable (no connection, or no answer in time; a write may or may not have happened, and the same call with
+    the same token is harmless).
+    """
+
+    async def acquire(self, layer: Layer, key: str, *, token: str, lease_ms: int, pin: Pin | None = None) -> Acquired:
+        """The entry of `key`, or the right to compute it. Counts a hit or a miss; a hit renews the entry's life.
+
+        An entry whose blob is gone is dropped and is no hit. The present holder's own token is granted again.
+
+        Raises:
+            CapacityError: the store is at its memory limit.
+        """
+        ...
+
+    async def heartbeat(self, lease: Lease, *, lease_ms: int) -> bool:
+        """Renew the lease. False: it is lost, or its generation is over."""
+        ...
+
+    async def commit(self, lease: Lease, entry: IndexEntry, *, pin: Pin | None = None) -> Commit:
+        """End the lease with a result whose blob is in the store already. Committing twice says INDEXED twice.
+
+        Raises:
+            LimitExceeded: the artifact alone is over the layer's limit. Context: `limit`, `value`, `unit`. The lease
+                has ended.
+            CapacityError: all that could make room is pinned. Context: `limit`, `value`, `retry_after_s`. The lease
+                has ended. Or: the store is at its own memory limit.
+        """
+        ...
+
+    async def fail(self, lease: Lease, failure: Failure, *, remember_ms: int) -> bool:
+        """End the lease with a failure that lies in the key. False: stale or lost, nothing is remembered."""
+        ...
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease up without a result, so that a waiter may take over. Harmless if it is lost."""
+        ...
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        """Give back pins by their tokens. Unknown ones are ignored."""
+        ...
+
+    async def clear(self) -> Fence:
+        """Begin a new generation in every layer: no entry, 0 bytes. Waits for no computation.
+
+        Cost: O(1) in the entries.
+        """
+        ...
+
+    async def usage(self) -> Usage:
+        """Figures of all layers, taken in one step; what has expired is gone from them."""
+        ...
+
+    async def sweep(self) -> int:
+        """Delete blobs of entries that were evicted, expired, cleared or refused. Returns how many; 0: nothing left."""
+        ...
+
+    def news(self) -> AsyncIterator[News]:
+        """What happens from the first step of the iterator on. A loss of the store is waited out, then Resync."""
+        ...
+
+    async def ping(self) -> None:
+        """Return if the index answers."""
+        ...
+
+    async def close(self) -> None:
+        """Give connections back. Idempotent."""
         ...
 
 

@@ -10,11 +10,11 @@ import pytest
 from feed_samples import RECORD, VOCABULARY, announcement
 from maskfeed_cache import keys
 from maskfeed_cache.feed_messages import Dead
+from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
 from maskfeed_cache.redis_store import RedisBlobStore, RedisSetIndex
-from maskfeed_cache.store import IndexEntry
 from redis_server import RedisServer
 
 SECONDS_OF = {"none": -1, "6 s": 6, "1 h": 3_600, "2 h": 7_200}

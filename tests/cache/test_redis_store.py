@@ -11,10 +11,11 @@ import redis
 
 from maskfeed_automata.errors import CapacityError, CorruptArtifact, StoreUnavailable
 from maskfeed_cache.connection import Timeouts
+from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.keys import BLOB_TTL_S, INDEX_TTL_S, VOCABULARY_TTL_S, Keyspace
 from maskfeed_cache.memory_store import MemoryBlobStore, MemorySetIndex
 from maskfeed_cache.redis_store import RedisBlobStore, RedisSetIndex
-from maskfeed_cache.store import IndexEntry, hash_blob
+from maskfeed_cache.store import hash_blob
 from redis_server import RedisServer
 
 KEYS = Keyspace()

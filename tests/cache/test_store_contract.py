@@ -8,10 +8,11 @@ import pytest
 import redis
 
 from maskfeed_automata.errors import CorruptArtifact, UnknownArtifact
+from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.memory_store import MemoryBlobStore, MemorySetIndex
 from maskfeed_cache.redis_store import RedisBlobStore, RedisSetIndex
-from maskfeed_cache.store import IndexEntry, SetIndex, hash_blob
+from maskfeed_cache.store import SetIndex, hash_blob
 
 KEYS = Keyspace(namespace="contract")
 DIGEST = "d" * 64

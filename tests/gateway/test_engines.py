@@ -12,8 +12,8 @@ from maskfeed.service.promises import Promises
 from maskfeed_automata import Vocabulary
 from maskfeed_automata.errors import EngineNotReady, InternalInvariant, RankFailure, StoreUnavailable
 from maskfeed_cache.feed_messages import Dead, Failed, Ready
+from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.memory_feed import MemoryEngineFeed
-from maskfeed_cache.store import IndexEntry
 
 ENTRY = IndexEntry("f" * 64, 10)
 A, B = "a" * 16, "b" * 16

@@ -32,7 +32,8 @@ from maskfeed.service.requests import (
 )
 from maskfeed.service.telemetry import Telemetry
 from maskfeed_automata.errors import CorruptArtifact, RankFailure, UpstreamError
-from maskfeed_cache.store import IndexEntry, SetIndex
+from maskfeed_cache.fence import IndexEntry
+from maskfeed_cache.store import SetIndex
 from maskfeed_workers.compiler import CompileJob, Compiler
 
 __all__ = ["GatewayCore", "Parts"]

@@ -21,7 +21,7 @@ from maskfeed_automata.errors import (
 )
 from maskfeed_cache.feed import GatewayFeed
 from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, Failed, Ready
-from maskfeed_cache.store import IndexEntry
+from maskfeed_cache.fence import IndexEntry
 
 __all__ = ["Promise", "Promises", "blob_is_lost"]
 
