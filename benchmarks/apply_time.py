@@ -109,7 +109,7 @@ def _bind(vocabulary: Vocabulary, automata: Sequence[Automaton], n_rows: int) ->
     stop_ids = vocabulary.stop_token_ids
     for row, output in enumerate(outputs):
         automaton = automata[row % len(automata)]
-        table.add(row, Constraint(automaton, stop_ids, Refusal(stop_ids), lambda: None), output)
+        table.add(row, Constraint(automaton, automaton.digest, stop_ids, Refusal(stop_ids), lambda: None), output)
     return table, outputs
 
 

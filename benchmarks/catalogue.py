@@ -1,24 +1,18 @@
-"""A part of a catalogue by index, beside compiling the same strings: `python benchmarks/catalogue.py`.
+"""A part of a catalogue by index, beside compiling the same strings.
 
 Every part is asserted to be the compiled set, byte for byte, before anything is timed. The catalogue is a million
 names; the parts are taken at random, and as a stretch of neighbours, which share long prefixes.
 """
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np
 from names import candidate_names
 
 from maskfeed_automata import CandidateSet, Catalogue, Vocabulary, compile
-from tokenizer_files import tokenizer_directory
 
 __all__ = ["measure_catalogue"]
 
@@ -76,27 +70,3 @@ def _in_turn_ms(n: int, **calls: Callable[[], object]) -> dict[str, float]:
             call()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(measured) * 1e3 for name, measured in times.items()}
-
-
-def main() -> None:
-    """Measure, print a table and one line of JSON."""
-    vocabulary = Vocabulary.from_tokenizer(tokenizer_directory("qwen3"))
-    result = measure_catalogue(vocabulary)
-    print(
-        f"catalogue of {result['k']:,} names: made in {result['made_ms']:.0f} ms, {result['bytes'] / 1e6:.1f} MB, "
-        f"{result['bytes_per_candidate']:.1f} bytes a candidate, of which {result['utf8_bytes_per_candidate']:.1f} text"
-    )
-    print("ms (parts equal to the compiled strings, byte for byte)")
-    print(f"{'part':>8}{'':>8}{'subset':>10}{'compile':>18}{'collect, compile':>20}{'pick':>10}{'encode, sort':>20}")
-    for row in result["parts"]:
-        print(
-            f"{row['k']:8,}{row['kind']:>8}{row['subset']:10.3f}"
-            f"{row['compile']:10.3f} ({row['compile'] / row['subset']:4.2f}x)"
-            f"{row['collect_and_compile']:12.3f} ({row['collect_and_compile'] / row['subset']:4.2f}x)"
-            f"{row['pick']:10.3f}{row['encode_and_sort']:11.3f} ({row['encode_and_sort'] / row['pick']:5.2f}x)"
-        )
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from peer_process import Peer
 
 from maskfeed_automata import Automaton, CandidateSet, Limits, Vocabulary, compile
 from maskfeed_automata.builder import _masks
-from maskfeed_automata.candidates import _flatten, _order
+from maskfeed_automata.candidates import _flatten, _sorted
 from maskfeed_automata.sort_kernels import merge_equal
 from maskfeed_automata.trie import build_trie
 
@@ -42,7 +42,8 @@ def measure_maskfeed(vocabulary: Vocabulary, kind: str, k: int) -> dict[str, Any
     assert Automaton.from_bytes(blob, vocabulary).to_bytes() == blob
     candidate_set = CandidateSet.from_strings(candidates)
     data, starts, lengths = _flatten(candidates, Limits())
-    order = _order(data, starts, lengths)
+    in_order = _sorted(data, starts, lengths)
+    merged = np.empty_like(in_order[0])
     trie = build_trie(candidate_set, "never")
     all_live = np.empty(0, np.uint64)
     return {
@@ -52,8 +53,8 @@ def measure_maskfeed(vocabulary: Vocabulary, kind: str, k: int) -> dict[str, Any
         "forced_bytes": len(automaton.cursor().forced_text),
         "compile_and_first_mask": median_ms(lambda: compile(vocabulary, candidates).cursor().allowed_token_ids(), n),
         "encode": median_ms(lambda: _flatten(candidates, Limits()), n),
-        "sort": median_ms(lambda: _order(data, starts, lengths), n),
-        "merge": median_ms(lambda: merge_equal(data, starts, lengths, order), n),
+        "sort": median_ms(lambda: _sorted(data, starts, lengths), n),
+        "merge": median_ms(lambda: merge_equal(*in_order, merged), n),
         "candidate_set": median_ms(lambda: CandidateSet.from_strings(candidates), n),
         "trie": median_ms(lambda: build_trie(candidate_set, "never"), n),
         "masks": median_ms(lambda: _masks(vocabulary, trie, all_live), n),

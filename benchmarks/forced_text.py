@@ -1,4 +1,4 @@
-"""How many decode steps forced text would save: `python benchmarks/forced_text.py [--json FILE]`.
+"""How many decode steps forced text would save.
 
 Where only one continuation is left, an engine could append it without decoding. Members of every set are taken
 at random and encoded by each tokenizer; a token counts as saved if it lies wholly inside a stretch that was forced
@@ -8,15 +8,10 @@ text. The end of the answer is forced too where nothing continues it, and counte
 At every place that is looked at, forced text is asserted to be what all members that begin like this have in common.
 """
 
-import argparse
 import bisect
-import json
 import random
-import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from tokenizers import Tokenizer
 
@@ -108,7 +103,7 @@ def _range_of(members: list[bytes], prefix: bytes) -> int:
 
 
 def measure_forced_text(
-    sets: tuple[str, ...] = CANDIDATE_SET_NAMES, tokenizers: tuple[str, ...] = TOKENIZER_NAMES
+    sets: Sequence[str] = CANDIDATE_SET_NAMES, tokenizers: Sequence[str] = TOKENIZER_NAMES
 ) -> list[dict[str, Any]]:
     """One row for each set and tokenizer."""
     rows = []
@@ -120,36 +115,3 @@ def measure_forced_text(
             {"set": each, "tokenizer": name, **measure_set(vocabulary, tokenizer, candidate_set(each))} for each in sets
         ]
     return rows
-
-
-def main(arguments: list[str]) -> None:
-    """Measure everything, print the table, and the figures as JSON."""
-    parser = argparse.ArgumentParser(description="Decode steps that forced text would save.")
-    parser.add_argument("--json", type=Path, help="where to write the figures; else they are printed")
-    options = parser.parse_args(arguments)
-    rows = measure_forced_text()
-    names = list(dict.fromkeys(row["tokenizer"] for row in rows))
-    print("share of tokens in forced text, % (the end of the answer counted as a step in brackets)")
-    print(f"{'set':24}{'candidates':>11}" + "".join(f"{name:>15}" for name in names))
-    for set_name in dict.fromkeys(row["set"] for row in rows):
-        of_set = [row for row in rows if row["set"] == set_name]
-        figures = "".join(
-            f"{100 * row['saved_share']:8.1f} ({100 * row['saved_share_with_end']:4.1f})" for row in of_set
-        )
-        print(f"{set_name:24}{of_set[0]['candidates']:11,}{figures}")
-    totals = []
-    for name in names:
-        of_tokenizer = [row for row in rows if row["tokenizer"] == name]
-        tokens, saved, ends, answers = (
-            sum(row[key] for row in of_tokenizer) for key in ("tokens", "saved_tokens", "forced_ends", "answers")
-        )
-        totals.append(f"{100 * saved / tokens:8.1f} ({100 * (saved + ends) / (tokens + answers):4.1f})")
-    print(f"{'all':24}{'':11}" + "".join(totals))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
-    else:
-        print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

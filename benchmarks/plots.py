@@ -10,7 +10,7 @@ _SIZE_INCHES = (15, 4.6)
 
 
 def draw(results: dict[str, Any], directory: Path) -> list[Path]:
-    """Write compile.png, apply.png and memory.png.
+    """Write compile.png, apply.png and memory.png, as far as their sections were measured.
 
     Raises:
         ImportError: no matplotlib; it comes with the extra `bench`.
@@ -22,6 +22,8 @@ def draw(results: dict[str, Any], directory: Path) -> list[Path]:
 
     drawn = []
     for name, plot in (("compile", _compile), ("apply", _apply), ("memory", _memory)):
+        if name not in results:
+            continue
         figure = pyplot.figure(figsize=_SIZE_INCHES, layout="constrained")
         plot(figure, results)
         path = directory / f"{name}.png"

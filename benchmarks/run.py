@@ -1,8 +1,8 @@
 """All benchmarks beside the peers: `python benchmarks/run.py`.
 
 Tables to standard output and, with all figures (results.json) and plots (compile.png, apply.png, memory.png), to a
-folder of benchmarks/results. `--quick` is the same with small sets, in less than a minute. Times of one run can be
-compared with each other, those of different runs or busy machines can not.
+folder of benchmarks/results. `--quick` is the same with small sets, in less than a minute; `--only` takes some of the
+sections. Times of one run can be compared with each other, those of different runs or busy machines can not.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -21,7 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import tables
 from apply_time import ask_xgrammar, measure_apply
+from catalogue import measure_catalogue
 from compile_time import ask_peers, measure_maskfeed
+from forced_text import measure_forced_text
 from generate_time import measure_generate
 from made_up_sets import KINDS
 from memory_use import measure_peak, measure_resident
@@ -31,8 +33,11 @@ from start_time import measure_start
 from step_time import measure_steps
 from tokenizers import Tokenizer
 
+from candidate_sets import CANDIDATE_SET_NAMES
 from maskfeed_automata import Vocabulary, warm_kernels
 from tokenizer_files import TOKENIZER_NAMES, tokenizer_directory
+
+SECTIONS = ("start", "compile", "apply", "step", "catalogue", "forced_text", "generate", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class Extent:
     # logits rows to fill in all walks of a batch size: more rows, fewer walks
     apply_rows: int
     generate_codes: int
+    # names in the catalogue
+    catalogue: int
+    # sets of which forced text is counted
+    forced_sets: Sequence[str]
 
 
 FULL = Extent(
@@ -58,6 +67,8 @@ FULL = Extent(
     apply_candidates=100,
     apply_rows=8192,
     generate_codes=300,
+    catalogue=1_000_000,
+    forced_sets=CANDIDATE_SET_NAMES,
 )
 QUICK = Extent(
     sizes=(10, 100),
@@ -67,6 +78,8 @@ QUICK = Extent(
     apply_candidates=20,
     apply_rows=64,
     generate_codes=10,
+    catalogue=2_000,
+    forced_sets=("emoji", "numeric_ids"),
 )
 
 
@@ -102,7 +115,6 @@ def apply_section(
 def memory_section(extent: Extent) -> dict[str, Any]:
     """Artifact and peak for every kind and size; what each tokenizer takes."""
     directory = tokenizer_directory("qwen3")
-    _progress("memory")
     return {
         "compile": [measure_peak(directory, kind, k) for kind in extent.kinds for k in extent.sizes],
         "resident": [
@@ -111,28 +123,35 @@ def memory_section(extent: Extent) -> dict[str, Any]:
     }
 
 
-def measure(extent: Extent, peers: Sequence[Peer]) -> dict[str, Any]:
-    """All sections."""
+def measure(extent: Extent, peers: Sequence[Peer], names: Sequence[str]) -> dict[str, Any]:
+    """The sections with these names."""
     warm_kernels()
     directory = tokenizer_directory("qwen3")
     vocabulary = Vocabulary.from_tokenizer(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    _progress("first use")
-    return {
+    sections: Mapping[str, Callable[[], Any]] = {
+        "start": lambda: [measure_start(tokenizer_directory(name)) for name in extent.tokenizers],
+        "compile": lambda: compile_section(vocabulary, extent, peers),
+        "apply": lambda: apply_section(vocabulary, tokenizer, extent, peers),
+        "step": lambda: measure_steps(vocabulary, tokenizer, list(extent.n_rows)),
+        "catalogue": lambda: measure_catalogue(vocabulary, extent.catalogue),
+        "forced_text": lambda: measure_forced_text(extent.forced_sets, extent.tokenizers),
+        "generate": lambda: [measure_generate(vocabulary, extent.generate_codes, rows, 20) for rows in (1, 4, 32)],
+        "memory": lambda: memory_section(extent),
+    }
+    results: dict[str, Any] = {
         "environment": {
             "machine": platform.processor() or platform.machine(),
             "python": platform.python_version(),
             "versions": {name: version(name) for name in ("numpy", "numba", "torch", "transformers")},
             "vocabulary": "qwen3",
             "began": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        },
-        "start": [measure_start(tokenizer_directory(name)) for name in extent.tokenizers],
-        "compile": compile_section(vocabulary, extent, peers),
-        "apply": apply_section(vocabulary, tokenizer, extent, peers),
-        "step": measure_steps(vocabulary, tokenizer, list(extent.n_rows)),
-        "generate": [measure_generate(vocabulary, extent.generate_codes, n_rows, 20) for n_rows in (1, 4, 32)],
-        "memory": memory_section(extent),
+        }
     }
+    for name in names:
+        _progress(name)
+        results[name] = sections[name]()
+    return results
 
 
 def _progress(text: str) -> None:
@@ -143,6 +162,7 @@ def main() -> None:
     """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sets, less than a minute")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these sections")
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="kinds of set")
     parser.add_argument("--largest", type=int, default=100_000, help="most candidates; up to 1000000")
     parser.add_argument("--peers", choices=("none", *AGES, "all"), default="pinned", help="versions of the peers")
@@ -154,7 +174,9 @@ def main() -> None:
     try:
         extent = QUICK if arguments.quick else FULL
         sizes = [k for k in extent.sizes if k <= arguments.largest]
-        results = measure(replace(extent, sizes=sizes, kinds=arguments.kinds), peers)
+        catalogue = min(extent.catalogue, arguments.largest)
+        extent = replace(extent, sizes=sizes, kinds=arguments.kinds, catalogue=catalogue)
+        results = measure(extent, peers, arguments.only)
     finally:
         for peer in peers:
             peer.close()

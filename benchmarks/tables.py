@@ -3,27 +3,64 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["render"]
+__all__ = ["render", "verdict"]
 
+# Sizes at which compile + first mask is to be this many times faster than the best peer.
+_JUDGED = (10_000, 100_000)
+_WANTED = 10.0
 _PARTS = ("encode", "sort", "merge", "candidate_set", "trie", "masks", "to_bytes", "from_bytes")
 
 
 def render(results: dict[str, Any]) -> str:
-    """Every table, one after the other."""
-    sections: Sequence[tuple[str, Callable[[dict[str, Any]], list[list[str]]]]] = (
-        ("first use in a second process, seconds; kernels and automaton come from disk", _start),
+    """The tables of the sections that there are, one after the other, and the verdict."""
+    sections: Sequence[tuple[str, str, Callable[[dict[str, Any]], list[list[str]]]]] = (
+        ("start", "first use in a second process, seconds; kernels and automaton come from disk", _start),
         (
+            "compile",
             "compile + first mask of a fresh list, ms; root masks equal (*: but for other tokens of forced text)",
             _compile,
         ),
-        ("its parts, ms; candidate_set = encode + sort + merge + hash", _parts),
-        ("the whole apply(), ms for all rows, mean of the first four steps, root step included", _apply),
-        ("the walk alone: Batch.step over 16 sets of 10,000 names", _step),
-        ("generate() of transformers, ms; masked scores equal", _generate),
-        ("memory of a compile, MB", _memory_compile),
-        ("memory of a tokenizer, MB", _memory_resident),
+        ("compile", "its parts, ms; candidate_set = encode + sort + merge + hash", _parts),
+        ("apply", "the whole apply(), ms for all rows, mean of the first four steps, root step included", _apply),
+        ("step", "the walk alone: Batch.step over 16 sets of 10,000 names", _step),
+        ("catalogue", "a part of a catalogue by index, ms; equal to the compiled strings, byte for byte", _catalogue),
+        (
+            "forced_text",
+            "tokens in forced text, % (the end of the answer counted as a step in brackets)",
+            _forced,
+        ),
+        ("generate", "generate() of transformers, ms; masked scores equal", _generate),
+        ("memory", "memory of a compile, MB", _memory_compile),
+        ("memory", "memory of a tokenizer, MB", _memory_resident),
     )
-    return "\n".join(f"\n{title}\n{_table(rows(results))}" for title, rows in sections)
+    tables = [f"\n{title}\n{_table(rows(results))}" for key, title, rows in sections if key in results]
+    if "compile" in results:
+        tables.append(f"\n{verdict(results)}\n")
+    return "\n".join(tables)
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """Whether compiling is ten times faster than the best peer, in a sentence, with the least ratio of each size."""
+    worst = {k: min(_ratios(results, k), default=None) for k in _JUDGED}
+    if None in worst.values():
+        return f"no word on ten times: no peer answered at {' and '.join(f'{k:,}' for k in _JUDGED)} candidates"
+    found = [f"{ratio:.1f} times at {k:,} {kind} ({peer})" for k, (ratio, kind, peer) in worst.items()]
+    reached = all(ratio >= _WANTED for ratio, _, _ in worst.values())
+    claim = "ten times faster than the best of them" if reached else "not ten times faster than the best of them"
+    kinds = list(dict.fromkeys(row["kind"] for row in results["compile"]))
+    return f"{claim}: {', '.join(found)}; compile + first mask, the least of {', '.join(kinds)}"
+
+
+def _ratios(results: dict[str, Any], k: int) -> list[tuple[float, str, str]]:
+    """For each kind of set: how many times our time the best peer's is, the kind, and the peer."""
+    found = []
+    for row in results["compile"]:
+        answers = [peer for peer in row["peers"] if "gave_up" not in peer] if row["k"] == k else []
+        if answers:
+            best = min(answers, key=lambda peer: peer["compile_and_first_mask"])
+            ratio = best["compile_and_first_mask"] / row["compile_and_first_mask"]
+            found.append((ratio, row["kind"], f"{best['peer']} {best['version']}"))
+    return found
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -103,6 +140,29 @@ def _step(results: dict[str, Any]) -> list[list[str]]:
     for row in results["step"]:
         figures = [f"{row['us']:.1f}", f"{row['us_per_row']:.3f}", f"{row['warm_us_per_row']:.3f}"]
         rows.append([f"{row['n_rows']}", f"{row['step']}", *figures, f"{row['ids_per_row']:.1f}"])
+    return rows
+
+
+def _catalogue(results: dict[str, Any]) -> list[list[str]]:
+    rows = [["part", "of", "subset", "compile", "collect, compile", "pick", "encode, sort"]]
+    for row in results["catalogue"]["parts"]:
+        ours = row["subset"]
+        times = [f"{row[key]:.3f} ({row[key] / ours:.2f}x)" for key in ("compile", "collect_and_compile")]
+        parts = [f"{row['pick']:.3f}", f"{row['encode_and_sort']:.3f}"]
+        part = f"{row['k']:,} {row['kind']}"
+        rows.append([part, f"{results['catalogue']['k']:,}", f"{ours:.3f}", *times, *parts])
+    return rows
+
+
+def _forced(results: dict[str, Any]) -> list[list[str]]:
+    names = list(dict.fromkeys(row["tokenizer"] for row in results["forced_text"]))
+    by_set: dict[str, list[dict[str, Any]]] = {}
+    for row in results["forced_text"]:
+        by_set.setdefault(row["set"], []).append(row)
+    rows = [["set", "candidates", *names]]
+    for set_name, of_set in by_set.items():
+        shares = [f"{100 * row['saved_share']:.1f} ({100 * row['saved_share_with_end']:.1f})" for row in of_set]
+        rows.append([set_name, f"{of_set[0]['candidates']:,}", *shares])
     return rows
 
 

@@ -34,6 +34,8 @@ class EngineServer:
         arguments: more command line flags.
         environment: more environment variables.
         model: another model directory.
+        port: a port that is free; one is found without it.
+        extra_path: folders that the engine's processes find modules in, first of all.
         start_timeout_s: bound of the start; about 25 s on two idle cores.
     """
 
@@ -45,11 +47,13 @@ class EngineServer:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         model: Path | None = None,
+        port: int | None = None,
+        extra_path: Sequence[Path] = (),
         start_timeout_s: float = 300.0,
     ) -> None:
         model_dir = smollm2_directory() if model is None else model
         self.model = model_dir.name
-        self.port = free_port()
+        self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self._start_timeout_s = start_timeout_s
         flags = ["--async-scheduling", *arguments] if async_scheduling else list(arguments)
@@ -58,7 +62,7 @@ class EngineServer:
             **ENGINE_ENVIRONMENT,
             "VLLM_SERVER_DEV_MODE": "1",  # for /server_info
             **(environment or {}),
-            "PYTHONPATH": _python_path(async_scheduling=async_scheduling),
+            "PYTHONPATH": os.pathsep.join([*map(str, extra_path), _python_path(async_scheduling=async_scheduling)]),
         }
         self._process: ChildProcess | None = None
 

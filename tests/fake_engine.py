@@ -22,7 +22,17 @@ from maskfeed_automata import FORMAT_VERSION, Automaton, Vocabulary
 from maskfeed_automata import compile as compile_set
 from maskfeed_automata.errors import MaskfeedError, StoreUnavailable
 from maskfeed_cache.feed import EngineFeed
-from maskfeed_cache.feed_messages import Announcement, Dead, Ended, EngineEvent, EngineRecord, Failed, Ready
+from maskfeed_cache.feed_messages import (
+    Announcement,
+    Clear,
+    Dead,
+    Ended,
+    EngineEvent,
+    EngineRecord,
+    Failed,
+    GatewayMessage,
+    Ready,
+)
 from maskfeed_cache.handle import PROBE, Handle
 from maskfeed_cache.store import BlobStore
 
@@ -89,6 +99,7 @@ class Seen:
 
     announced: list[Announcement] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    cleared: list[Clear] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -208,9 +219,11 @@ class FakeEngine:
                 continue
         return False
 
-    def _take(self, message: Announcement | Ended) -> None:
+    def _take(self, message: GatewayMessage) -> None:
         with self._changed:
-            if isinstance(message, Ended):
+            if isinstance(message, Clear):
+                self.seen.cleared.append(message)
+            elif isinstance(message, Ended):
                 self.seen.ended.append(message.nonce)
             else:
                 self.seen.announced.append(message)

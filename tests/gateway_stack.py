@@ -12,20 +12,26 @@ import aiohttp
 from aiohttp import web
 
 from fake_engine import VOCABULARY, FakeEngine
-from manual_clock import ManualClock
+from manual_clock import ManualClock, settle
 from maskfeed.config import GatewaySettings
 from maskfeed.queue.candidate_queue import CandidateQueue
-from maskfeed.service.app import create_app, runner_options
-from maskfeed.service.core import GatewayCore, Parts
+from maskfeed.service.app import create_app, runner_options, stage_limits_ms
 from maskfeed.service.engines import EngineGroup
 from maskfeed.service.exchange import Headers, UpstreamResponse
+from maskfeed.service.named_sets import NamedSets
 from maskfeed.service.promises import Promises
+from maskfeed.service.ready_sets import ReadySets
+from maskfeed.service.request_life import GatewayCore, Parts
 from maskfeed.service.telemetry import Telemetry
 from maskfeed.service.upstream import HttpUpstream, client_session
 from maskfeed_automata import build
+from maskfeed_cache.fence import Layer, LayerUsage
 from maskfeed_cache.memory_broker import MemoryBroker
 from maskfeed_cache.memory_feed import MemoryEngineFeed, MemoryGatewayFeed
-from maskfeed_cache.memory_store import MemoryBlobStore, MemorySetIndex
+from maskfeed_cache.memory_index import MemoryIndex
+from maskfeed_cache.memory_named_sets import MemoryNamedSets
+from maskfeed_cache.memory_store import MemoryBlobStore
+from maskfeed_cache.shared_cache import SharedCache
 from maskfeed_workers.compiler import CompileJob, CompileResult
 
 __all__ = ["CountingExecutor", "HeldCompiler", "RotatingUpstream", "Stack", "gateway_stack", "http_client", "serving"]
@@ -43,6 +49,7 @@ class HeldCompiler:
         self.started = 0
         self.dropped = 0
         self.warmed: list[str] = []
+        self.cleared = 0
         self._blobs = blobs
         self._parallelism = parallelism
 
@@ -66,6 +73,12 @@ class HeldCompiler:
         automaton = build(VOCABULARY, job.candidate_set, leading_space=job.leading_space)
         artifact = automaton.to_bytes()
         return CompileResult(self._blobs.put(artifact), len(artifact), automaton.n_nodes, 1.0, 0.0)
+
+    async def clear(self) -> None:
+        self.cleared += 1
+
+    async def usage(self) -> LayerUsage:
+        return LayerUsage(len(self.warmed), 0, 0, None, 0, len(self.warmed), 0, 0)
 
     async def close(self) -> None:
         pass
@@ -136,7 +149,7 @@ async def gateway_stack(
 
     Args:
         records: one fake engine for each; None stands for the usual record.
-        settings: deadline and queue limit are used.
+        settings: deadlines and the queue's limits are used.
         parallelism: of the compiler.
         upstream_url: instead of the engines'.
     """
@@ -166,18 +179,32 @@ async def gateway_stack(
         await group.refresh()
         group.start()
         executor = stack.enter_context(CountingExecutor())
-        parts = Parts(
-            MemorySetIndex(broker.blobs),
-            compiler,
-            CandidateQueue(parallelism=parallelism, limit=settings.queue_limit),
-            group,
-            promises,
-            upstream,
-            Telemetry(),
-            clock,
-            executor,
+        telemetry = Telemetry()
+        index = MemoryIndex(broker.blobs, clock=clock.time)
+        cache = SharedCache(index, Layer.SETS, clock=clock, observe=telemetry.compiled, new_token=new_nonce)
+        stack.push_async_callback(cache.close)
+        cache.start()
+        await settle()
+        queue = CandidateQueue(
+            parallelism=parallelism, limit=settings.queue.limit, tenant_limit=settings.queue.tenant_limit
         )
-        core = GatewayCore(parts, deadline_ms=settings.deadline_ms)
+        named_sets = NamedSets(MemoryNamedSets(), executor)
+        stack.push_async_callback(named_sets.close)
+        parts = Parts(
+            index=index,
+            cache=cache,
+            compiler=compiler,
+            queue=queue,
+            engines=group,
+            promises=promises,
+            sets=ReadySets(cache=cache, queue=queue, compiler=compiler, promises=promises, telemetry=telemetry),
+            named_sets=named_sets,
+            upstream=upstream,
+            telemetry=telemetry,
+            clock=clock,
+            executor=executor,
+        )
+        core = GatewayCore(parts, deadline_ms=settings.deadline_ms, stage_limits_ms=stage_limits_ms(settings.queue))
         yield Stack(settings, parts, core, broker, compiler, clock, executor, engines)
 
 

@@ -15,7 +15,7 @@ class _Timer:
 
 
 class ManualClock:
-    """Implements `maskfeed.queue.ticket.Clock`."""
+    """Implements `maskfeed_cache.clock.Clock`."""
 
     def __init__(self) -> None:
         self._now = 1_000.0

@@ -1,11 +1,11 @@
-"""The real model that the tests run: SmolLM2-135M-Instruct, made once and kept under `.cache`."""
+"""The models that the tests run, made once and kept under `.cache`: SmolLM2-135M-Instruct, and a tiny one for two ranks."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["cache_directory", "smollm2_directory"]
+__all__ = ["cache_directory", "smollm2_directory", "tiny_model_directory"]
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -22,4 +22,13 @@ def smollm2_directory() -> Path:
         # In a process of its own: torch and transformers stay out of this one.
         script = _REPOSITORY / "examples" / "smollm2.py"
         subprocess.run([sys.executable, str(script), str(directory)], check=True, stdout=sys.stderr)
+    return directory
+
+
+def tiny_model_directory() -> Path:
+    """SmolLM2's tokenizer over two random layers: fast, senseless, and fit for a tensor-parallel size of 2."""
+    directory = cache_directory() / "models" / "tiny-llama"
+    if not directory.exists():
+        script = Path(__file__).with_name("tiny_model.py")
+        subprocess.run([sys.executable, str(script), str(smollm2_directory()), str(directory)], check=True)
     return directory

@@ -7,7 +7,7 @@ started again; memory that the address table points to is kept alive by the slot
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from maskfeed_automata.vocabulary import Vocabulary
 __all__ = ["Batch", "Rows"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """What the slots of a step permit, in the order they were listed. Views, valid until the batch's next step."""
 
     # int64 [n + 1]: ids of row i are token_ids[row_ptr[i] : row_ptr[i + 1]]
@@ -35,7 +34,7 @@ class Rows:
 class Batch:
     """Slots 0 .. n_slots - 1 over automata of one vocabulary."""
 
-    __slots__ = ("_automata", "_out", "_positions", "_table", "vocabulary")
+    __slots__ = ("_automata", "_failed", "_out", "_positions", "_row_ptr", "_table", "vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, n_slots: int) -> None:
         self.vocabulary = vocabulary
@@ -43,6 +42,8 @@ class Batch:
         self._table = np.zeros((n_slots, A_ROW_LENGTH), np.int64)
         self._positions = np.full(n_slots, VACANT, np.int64)
         self._out = np.empty(1 << 16, np.int32)
+        self._row_ptr = np.empty(n_slots + 1, np.int64)
+        self._failed = np.empty(n_slots, np.bool_)
 
     @property
     def n_slots(self) -> int:
@@ -108,8 +109,9 @@ class Batch:
 
         Cost: one kernel call; per row the ids that it lists and the bytes of its new tokens.
         """
-        row_ptr = np.empty(slots.size + 1, np.int64)
-        failed = np.empty(slots.size, np.bool_)
+        if slots.size > self._failed.size:
+            raise InternalInvariant(f"{slots.size} slots are listed, of {self._failed.size}")
+        row_ptr, failed = self._row_ptr[: slots.size + 1], self._failed[: slots.size]
         state = (self._table, self._positions, self.vocabulary.row, slots)
         n_ids = step_slots(*state, new_tokens_ptr, new_tokens, row_ptr, self._out, failed)
         if n_ids < 0:

@@ -13,8 +13,16 @@ from maskfeed_automata.automaton import Automaton
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace, Limits, check_leading_space
 from maskfeed_automata.codec import CompiledArrays
 from maskfeed_automata.errors import CandidateError, LimitExceeded
-from maskfeed_automata.kernels import I32, U8, U64
-from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits, shortest_count
+from maskfeed_automata.kernels import I32, U64
+from maskfeed_automata.mask_kernels import (
+    TOO_DEEP,
+    gather_masks,
+    live_bits,
+    reached_bits,
+    shortest_count,
+    walk_masks,
+)
+from maskfeed_automata.tokenizer_automaton import TokenizerAutomaton
 from maskfeed_automata.trie import Trie, build_trie
 from maskfeed_automata.vocabulary import Vocabulary
 
@@ -107,9 +115,7 @@ def shortest_tokenisation(vocabulary: Vocabulary, candidate: bytes) -> int | Non
     """Fewest tokens whose bytes spell `candidate`; None if there are none."""
     if not candidate:
         return 0
-    tokens = vocabulary.tokenizer_automaton
-    data = np.frombuffer(candidate, np.uint8)
-    fewest = shortest_count(data, tokens.links, tokens.label, tokens.dense, tokens.n_dense)
+    fewest = shortest_count(np.frombuffer(candidate, np.uint8), vocabulary.tokenizer_automaton.cells)
     return fewest if fewest >= 0 else None
 
 
@@ -157,32 +163,34 @@ def _unproducible(index: int) -> CandidateError:
 
 def _masks(vocabulary: Vocabulary, trie: Trie, live: U64) -> tuple[I32, I32]:
     """Rows (int32 [n_branches + 1]) and ids (int32 [n_ids]) of the branching nodes' masks."""
-    tokens = vocabulary.tokenizer_automaton
-    mask_ptr, mask_ids = branch_masks(
-        trie.byte,
-        trie.end,
-        trie.branch,
-        live,
-        tokens.links,
-        tokens.label,
-        tokens.twin,
-        tokens.dense,
-        tokens.n_dense,
-        tokens.longest,
-        trie.n_branches,
-        _MAX_MASK_IDS,
-    )
-    n_ids = int(mask_ptr[-1])
-    if n_ids > _MAX_MASK_IDS:
-        raise LimitExceeded(
-            f"candidates: the masks take more than {_MAX_MASK_IDS} token ids",
-            field="candidates",
-            limit=_MAX_MASK_IDS,
-            value=n_ids,
-            unit="mask ids",
-        )
-    # The kernel's buffer has room to spare; the automaton lives long.
-    return mask_ptr, mask_ids[:n_ids].copy()
+    found = _find_tokens(vocabulary.tokenizer_automaton, trie, live)
+    mask_ptr, mask_ids = np.empty(trie.n_branches + 1, np.int32), np.empty(found.size, np.int32)
+    gather_masks(found, mask_ptr, mask_ids)
+    return mask_ptr, mask_ids
+
+
+def _find_tokens(tokens: TokenizerAutomaton, trie: Trie, live: U64) -> U64:
+    """What `walk_masks` finds. Raises LimitExceeded if that is more than `_MAX_MASK_IDS`."""
+    # Enough for all but strange sets, which are walked again. Of this address space only what is written takes memory.
+    depth, space = 1024 + tokens.longest, 1024 + 3 * trie.n_nodes
+    while True:
+        found = np.empty(space, np.uint64)
+        walked = (trie.byte, trie.end, trie.branch, live, tokens.cells, tokens.twin)
+        n_found = walk_masks(*walked, depth, _MAX_MASK_IDS, found)
+        if n_found == TOO_DEEP:
+            depth *= 4
+        elif n_found > _MAX_MASK_IDS:
+            raise LimitExceeded(
+                f"candidates: the masks take more than {_MAX_MASK_IDS} token ids",
+                field="candidates",
+                limit=_MAX_MASK_IDS,
+                value=n_found,
+                unit="mask ids",
+            )
+        elif n_found <= space:
+            return found[:n_found]
+        else:
+            space = n_found
 
 
 def _live_nodes(vocabulary: Vocabulary, candidate_set: CandidateSet, trie: Trie, leading_space: LeadingSpace) -> U64:
@@ -199,10 +207,10 @@ def _is_covered(vocabulary: Vocabulary, candidate_set: CandidateSet, leading_spa
     return vocabulary.covers(candidate_set.data) and (leading_space == "never" or vocabulary.covers(_SPACE))
 
 
-def _walked(vocabulary: Vocabulary) -> tuple[I32, U8, I32, int, int]:
+def _walked(vocabulary: Vocabulary) -> tuple[U64, int]:
     """What the walks for dead ends read of the tokenizer automaton."""
     tokens = vocabulary.tokenizer_automaton
-    return tokens.links, tokens.label, tokens.dense, tokens.n_dense, tokens.longest
+    return tokens.cells, tokens.longest
 
 
 def _refuse_unreached(candidate_set: CandidateSet, trie: Trie, reached: U64) -> None:

@@ -14,14 +14,15 @@ import numpy as np
 
 from maskfeed_automata.errors import CandidateError, LimitExceeded, ParameterError
 from maskfeed_automata.kernels import I32, I64, U8
+from maskfeed_automata.member_kernels import find_members, pick_ranks
 from maskfeed_automata.sort_kernels import (
     common_prefix,
     finish_order,
+    gather_strings,
     is_ascending,
     merge_equal,
-    pick_ranks,
     prefix_keys,
-    split_at,
+    split_at_zeros,
 )
 
 __all__ = ["FORMAT_VERSION", "CandidateSet", "LeadingSpace", "Limits", "check_leading_space"]
@@ -101,7 +102,8 @@ class CandidateSet:
         _check_list(candidates, limits)
         data, starts, lengths = _flatten(candidates, limits)
         _check_lengths(lengths, limits)
-        return cls._of(*merge_equal(data, starts, lengths, _order(data, starts, lengths)))
+        gathered, offsets, order, input_of = _sorted(data, starts, lengths)
+        return cls._of(*merge_equal(gathered, offsets, order, input_of, np.empty_like(gathered)))
 
     @classmethod
     def _of(cls, members: U8, offsets: I64, rank_of_input: I32, first_input_of_rank: I32) -> Self:
@@ -141,6 +143,19 @@ class CandidateSet:
             else:
                 high = middle
         return low if low < self.n_candidates and self.candidate_bytes(low) == candidate else None
+
+    def ranks_of(self, other: "CandidateSet") -> I32:
+        """Where the members of another set are in this one.
+
+        Args:
+            other: borrowed.
+
+        Returns:
+            int32 [other.n_candidates]: for each of its members, in its order, the rank here, or -1.
+
+        Cost: O(other.n_candidates log(n_candidates / other.n_candidates)). Releases the GIL.
+        """
+        return find_members(self.data, self.offsets, other.data, other.offsets)
 
     def rank_of_answer(self, answer: bytes, leading_space: LeadingSpace) -> int | None:
         """Rank of the member that an answer stands for, or None.
@@ -208,7 +223,7 @@ def _flatten(candidates: Sequence[str | bytes], limits: Limits) -> tuple[U8, I64
         blob = b""
     if blob:
         data = np.frombuffer(blob, np.uint8)
-        starts, lengths, is_split = split_at(data, 0, n)
+        starts, lengths, is_split = split_at_zeros(data, n)
         if is_split:
             _check_total(len(blob) - (n - 1), limits)
             return data, starts, lengths
@@ -238,12 +253,14 @@ def _encode(index: int, candidate: object) -> bytes:
         ) from error
 
 
-def _order(data: U8, starts: I64, lengths: I64) -> I64:
-    """int64 [n]: indices in the order of the bytes."""
+def _sorted(data: U8, starts: I64, lengths: I64) -> tuple[U8, I64, I64, I64]:
+    """The strings one after the other, offsets, their order, and where each was given: what `merge_equal` takes."""
+    gathered = np.empty(int(lengths.sum()) + 8, np.uint8)
     if is_ascending(data, starts, lengths):
-        return np.arange(starts.size, dtype=np.int64)
+        in_order = np.arange(starts.size)
+        return gathered, gather_strings(data, starts, lengths, in_order, gathered), in_order, in_order
     skip = common_prefix(data, starts, lengths)
     keys = prefix_keys(data, starts, lengths, skip)
-    order: I64 = np.argsort(keys)
-    finish_order(data, starts, lengths, keys[order], order, skip)
-    return order
+    by_key: I64 = np.argsort(keys)
+    offsets = gather_strings(data, starts, lengths, by_key, gathered)
+    return gathered, offsets, finish_order(gathered, offsets, keys[by_key], skip), by_key

@@ -9,6 +9,10 @@ stable `code`, says whether trying again can help, and carries its numbers in `c
     │   ├── CandidateError          a candidate, or the whole list, can't be used
     │   │   └── LimitExceeded       more than the stated limit of something
     │   ├── ParameterError          a request parameter that breaks masks, or a misplaced field
+    │   ├── UnknownSet              no candidate set of this name
+    │   ├── DeletedSet              the named candidate set was deleted
+    │   ├── StaleGeneration         the name stands for a newer candidate set than was meant
+    │   ├── PreconditionFailed      the state of the named candidate set is not the one that was asked for
     │   ├── VocabularyMismatch      an artifact or handle made for another vocabulary
     │   └── HandleError             a handle that can't be read
     ├── TokenNotAllowed             a cursor was given a token outside its mask
@@ -40,6 +44,7 @@ __all__ = [
     "CompileFailed",
     "CorruptArtifact",
     "DeadlineExceeded",
+    "DeletedSet",
     "EngineNotReady",
     "EngineUnsupported",
     "FormatVersionError",
@@ -48,13 +53,16 @@ __all__ = [
     "LimitExceeded",
     "MaskfeedError",
     "ParameterError",
+    "PreconditionFailed",
     "RankFailure",
     "RequestError",
     "SetRefused",
+    "StaleGeneration",
     "StoreError",
     "StoreUnavailable",
     "TokenNotAllowed",
     "UnknownArtifact",
+    "UnknownSet",
     "UpstreamError",
     "VocabularyError",
     "VocabularyMismatch",
@@ -111,6 +119,30 @@ class ParameterError(RequestError):
     """A parameter that can't go with a candidate set, or a field in the wrong place. Context: `field`."""
 
     code = "bad-parameter"
+
+
+class UnknownSet(RequestError):
+    """No candidate set of this name: never stored, forgotten long after it was deleted, or lost with its store."""
+
+    code = "unknown-candidate-set"
+
+
+class DeletedSet(RequestError):
+    """The candidate set of this name was deleted. Context: `generation`, the last one."""
+
+    code = "deleted-candidate-set"
+
+
+class StaleGeneration(RequestError):
+    """The name stands for another generation than the one meant. Context: `expected`, and `generation`, the present."""
+
+    code = "stale-generation"
+
+
+class PreconditionFailed(RequestError):
+    """A change that was to be made in another state of the named candidate set. Context: `generation`, 0 for none."""
+
+    code = "precondition-failed"
 
 
 class VocabularyMismatch(RequestError):

@@ -35,17 +35,15 @@ __all__ = [
     "A_STOP",
     "A_TERMINAL",
     "BOOL",
-    "FIRST",
+    "CELL_BASE_SHIFT",
+    "CELL_TOKEN_SHIFT",
     "I32",
     "I64",
-    "TOKEN",
     "U8",
+    "U32",
     "U64",
-    "V_DENSE",
-    "V_LABEL",
-    "V_LINKS",
-    "V_N_DENSE",
-    "V_N_NODES",
+    "V_CELLS",
+    "V_N_CELLS",
     "V_ROW_LENGTH",
     "V_SIZE",
     "V_TOKEN_DATA",
@@ -53,14 +51,16 @@ __all__ = [
     "V_TWIN",
     "address_of",
     "bit_at",
-    "goto",
+    "cell_base",
+    "cell_token",
     "i32_view",
     "i64_view",
     "kernel",
-    "links_view",
+    "next_cell",
     "popcount",
     "rank_at",
     "u8_view",
+    "u32_view",
     "u64_view",
 ]
 
@@ -68,6 +68,7 @@ BOOL = NDArray[np.bool_]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 # Columns of an automaton's row: the arrays of `CompiledArrays`, then the stop ids of the request.
@@ -89,21 +90,24 @@ A_N_STOP: Final = 14
 A_HAS_TEXT_STOP: Final = 15  # 1 when a stop id has bytes, so that masks may contain it
 A_ROW_LENGTH: Final = 16
 
-# Columns of a vocabulary's row: the arrays of `TokenizerAutomaton`, then the bytes of the tokens.
-V_LINKS: Final = 0
-V_LABEL: Final = 1
+# Columns of a vocabulary's row: arrays of `TokenizerAutomaton`, then the bytes of the tokens.
+V_CELLS: Final = 0
+V_N_CELLS: Final = 1
 V_TWIN: Final = 2
-V_DENSE: Final = 3
-V_N_DENSE: Final = 4
-V_N_NODES: Final = 5
-V_TOKEN_OFFSETS: Final = 6
-V_TOKEN_DATA: Final = 7
-V_SIZE: Final = 8
-V_ROW_LENGTH: Final = 9
+V_TOKEN_OFFSETS: Final = 3
+V_TOKEN_DATA: Final = 4
+V_SIZE: Final = 5
+V_ROW_LENGTH: Final = 6
 
-# Columns of a tokenizer automaton's `links`; read together, so kept together.
-FIRST: Final = 0
-TOKEN: Final = 1
+# A place in the bytes of tokens is a cell (uint64) of a tokenizer automaton. The cells of a place's children are
+# cells[base ^ byte]; no two places have the same base, so the byte of a cell tells whose child it is.
+#   bits 0 .. 8    the byte that leads here, plus one; 0: nothing does
+#   bits 9 .. 38   base of the children; 0: there are none
+#   bits 39 .. 63  the smallest token id whose bytes lead here, plus one; 0: there is none
+CELL_BASE_SHIFT: Final = 9
+CELL_TOKEN_SHIFT: Final = 39
+_MARK: Final = np.uint64((1 << CELL_BASE_SHIFT) - 1)
+_BASE: Final = np.uint64((1 << (CELL_TOKEN_SHIFT - CELL_BASE_SHIFT)) - 1)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -141,6 +145,7 @@ def _pointer_cast(item: Any) -> Any:
 _u8_pointer = _pointer_cast(types.uint8)
 _i32_pointer = _pointer_cast(types.int32)
 _i64_pointer = _pointer_cast(types.int64)
+_u32_pointer = _pointer_cast(types.uint32)
 _u64_pointer = _pointer_cast(types.uint64)
 
 
@@ -163,9 +168,9 @@ def i64_view(address: int, length: int) -> I64:
 
 
 @kernel
-def links_view(address: int, n_nodes: int) -> I32:
-    """int32 [n_nodes + 1, 2] at `address`."""
-    return carray(_i32_pointer(address), (n_nodes + 1, 2))  # type: ignore[no-any-return]
+def u32_view(address: int, length: int) -> U32:
+    """uint32 [length] at `address`."""
+    return carray(_u32_pointer(address), length)  # type: ignore[no-any-return]
 
 
 @kernel
@@ -198,22 +203,19 @@ def rank_at(words: U64, ranks: I32, n: int) -> int:
 
 
 @kernel
-def goto(links: I32, label: U8, dense: I32, n_dense: int, node: int, byte: int) -> int:
-    """Child of a tokenizer automaton's node under `byte`, or -1.
+def next_cell(cells: U64, base: np.uint64, byte: int) -> np.uint64:
+    """The cell to which `byte` leads from the place with this `base`, or 0."""
+    cell: np.uint64 = cells[base ^ np.uint64(byte)]
+    return cell if cell & _MARK == np.uint64(byte) + np.uint64(1) else np.uint64(0)
 
-    The first `n_dense` nodes (root and depth one) have a row of 256 in `dense`; the others are searched.
-    """
-    if node < n_dense:
-        return dense[(node << 8) | byte]  # type: ignore[no-any-return]
-    low = links[node, FIRST]
-    high = links[node + 1, FIRST]
-    while high - low > 8:
-        middle = (low + high) >> 1
-        if label[middle] <= byte:
-            low = middle
-        else:
-            high = middle
-    for child in range(low, high):
-        if label[child] == byte:
-            return child
-    return -1
+
+@kernel
+def cell_base(cell: np.uint64) -> np.uint64:
+    """Base of the cells below a cell; 0 if nothing is below."""
+    return (cell >> np.uint64(CELL_BASE_SHIFT)) & _BASE
+
+
+@kernel
+def cell_token(cell: np.uint64) -> int:
+    """The smallest token id whose bytes lead to a cell, or -1."""
+    return np.int32(cell >> np.uint64(CELL_TOKEN_SHIFT)) - np.int32(1)  # type: ignore[return-value]

@@ -1,111 +1,163 @@
 """Which tokens may follow at each node: the trie and the tokenizer automaton walked together.
 
-A token is permitted at node n if its bytes are a path downward from n. Walking both structures from n visits exactly
-the nodes on such paths, so the cost is that of the answer and does not contain the size of the vocabulary.
+A token is permitted at node n if its bytes are a path downward from n. The trie is walked once, in preorder, together
+with all walks through token bytes that are on their way: one for each branching node above at which a token that
+reaches down to here could start. So the cost is that of the answer and does not contain the size of the vocabulary;
+and the walks do not wait for each other's reads, as the steps of a single one would.
 
 Where the vocabulary lacks some single bytes, a path can lead to a node from which no token goes on. `live_bits`
 finds the nodes from which a tokenisation reaches a terminal node; masks then contain only tokens that end at those.
 """
 
+from typing import Final
+
 import numpy as np
 
-from maskfeed_automata.kernels import FIRST, I32, TOKEN, U8, U64, bit_at, goto, kernel
+from maskfeed_automata.kernels import I32, U8, U64, bit_at, cell_base, cell_token, kernel, next_cell
 
-__all__ = ["branch_masks", "live_bits", "reached_bits", "shortest_count"]
+__all__ = ["TOO_DEEP", "gather_masks", "live_bits", "reached_bits", "shortest_count", "walk_masks"]
+
+TOO_DEEP: Final = -1
+
+# A walk and a find are uint64: row of a branching node << 32, and the base that was reached, or the token.
+_ROW: Final = np.uint64(32)
+_WHAT: Final = np.uint64(0xFFFFFFFF)
+_NONE: Final = np.uint64(0)
 
 
 @kernel
-def branch_masks(
+def walk_masks(
     byte: U8,
     end: I32,
     branch: U64,
     live: U64,
-    links: I32,
-    label: U8,
+    cells: U64,
     twin: I32,
-    dense: I32,
-    n_dense: int,
-    longest: int,
-    n_branches: int,
+    depth: int,
     most: int,
-) -> tuple[I32, I32]:
-    """Permitted tokens of every node with more than one path below it.
+    found: U64,
+) -> int:
+    """Find the permitted tokens of the nodes with more than one path below them.
+
+    Arrays that grow in here would cost three times the whole walk, because their addresses could not stay in
+    registers; so the caller guesses how much is found, and calls again if it was more.
 
     Args:
         byte: uint8 [n_nodes].
         end: int32 [n_nodes].
-        branch: uint64 bitmap of the nodes in question; their number is `n_branches`.
+        branch: uint64 bitmap of the nodes in question; row k belongs to the k-th of them.
         live: uint64 bitmap of live nodes, or of length 0 if all are.
-        links: int32; with `label`, `twin`, `dense` and `n_dense` the arrays of a `TokenizerAutomaton`.
-        label: uint8.
-        twin: int32.
-        dense: int32.
-        n_dense: int.
-        longest: bytes of the longest token.
-        n_branches: int.
-        most: stop when there are more than this many ids, at twice as many at the latest; at most 2**29.
+        cells: uint64 [n_cells], of a `TokenizerAutomaton`.
+        twin: int32 [n_tokens], of the same.
+        depth: space for branching nodes that are open at once, and for walks on their way.
+        most: stop when more than this many are found; at most 2**31 - 1.
+        found: uint64 [space], row << 32 | token; overwritten as far as it goes. In the order of the nodes at which
+            tokens end: those of a row by their bytes, ids with equal bytes ascending.
 
     Returns:
-        mask_ptr: int32 [n_branches + 1].
-        mask_ids: int32 [>= mask_ptr[-1]], ids of branch k in mask_ids[mask_ptr[k] : mask_ptr[k + 1]], by their
-            bytes; ids with equal bytes ascending. mask_ptr[-1] > most means: stopped.
+        How many are found; more than found.shape[0] if they did not fit. TOO_DEEP: `depth` was not enough.
     """
+    if not bit_at(branch, 0):
+        return 0
     n_nodes = byte.shape[0]
-    mask_ptr = np.zeros(n_branches + 1, np.int32)
-    ids = np.empty(1024 + n_nodes, np.int32)
-    at = np.empty(longest + 1, np.int64)  # open frames: the place in token bytes, and where its subtree ends
-    stop = np.empty(longest + 1, np.int64)
-    all_live = live.shape[0] == 0
-    size = 0
-    k = 0
-    for n in range(n_nodes):
-        if not bit_at(branch, n):
+    root = cell_base(cells[0])
+    # Branching nodes with children to come: where the subtree ends, and which walks have reached the node.
+    frame_end = np.empty(depth, np.int64)
+    frame_low = np.empty(depth, np.int64)
+    frame_high = np.empty(depth, np.int64)
+    walks = np.empty(depth, np.uint64)
+    frame_end[0] = n_nodes
+    frame_low[0] = 0
+    frame_high[0] = 1
+    walks[0] = root
+    n_frames = 1
+    n_rows = np.uint64(1)
+    n_found = 0
+    m = 1
+    while m < n_nodes:
+        low = frame_low[n_frames - 1]
+        high = frame_high[n_frames - 1]
+        last: int = end[m]
+        out = high
+        if last == frame_end[n_frames - 1]:
+            # The last child of its parent: its walks may take the place of the parent's.
+            n_frames -= 1
+            out = low
+        if n_found > most:
+            return n_found
+        if n_frames == depth or out + high - low >= depth:
+            return TOO_DEEP
+        start = out
+        for i in range(low, high):
+            cell = next_cell(cells, walks[i] & _WHAT, byte[m])
+            if cell == _NONE:
+                continue
+            row = walks[i] & ~_WHAT
+            n_found = _add_tokens(found, n_found, row, cell, twin, live, m)
+            if cell_base(cell) != _NONE:
+                walks[out] = row | cell_base(cell)
+                out += 1
+        if bit_at(branch, m):
+            walks[out] = n_rows << _ROW | root
+            n_rows += np.uint64(1)
+            frame_end[n_frames] = last
+            frame_low[n_frames] = start
+            frame_high[n_frames] = out + 1
+            n_frames += 1
+            m += 1
             continue
-        depth = 0
-        place = 0
-        last = end[n]
-        child = n + 1
-        while True:
-            if child == last:
-                if depth == 0:
+        # A single path from here on: each walk goes down as far as it gets.
+        for i in range(start, out):
+            row = walks[i] & ~_WHAT
+            base = walks[i] & _WHAT
+            for n in range(m + 1, last):
+                cell = next_cell(cells, base, byte[n])
+                if cell == _NONE:
                     break
-                depth -= 1
-                place = at[depth]
-                last = stop[depth]
-                continue
-            node = goto(links, label, dense, n_dense, place, byte[child])
-            below = end[child]
-            if node < 0:
-                child = below
-                continue
-            t = links[node, TOKEN]
-            if not (all_live or bit_at(live, child)):
-                t = np.int32(-1)
-            while t >= 0:
-                if size == ids.shape[0]:
-                    # Only here, because a check for each node costs a fifth of the whole walk.
-                    if size > most:
-                        mask_ptr[n_branches] = size
-                        return mask_ptr, ids
-                    grown = np.empty(size * 2, np.int32)
-                    grown[:size] = ids
-                    ids = grown
-                ids[size] = t
-                size += 1
-                t = twin[t]
-            child += 1
-            if below > child:
-                if links[node, FIRST] < links[node + 1, FIRST]:
-                    at[depth] = place
-                    stop[depth] = last
-                    depth += 1
-                    place = node
-                    last = below
-                else:
-                    child = below
-        k += 1
-        mask_ptr[k] = size
-    return mask_ptr, ids
+                n_found = _add_tokens(found, n_found, row, cell, twin, live, n)
+                base = cell_base(cell)
+                if base == _NONE:
+                    break
+        m = last
+    return n_found
+
+
+@kernel
+def _add_tokens(found: U64, n_found: int, row: np.uint64, cell: np.uint64, twin: I32, live: U64, n: int) -> int:
+    """Write the tokens that end at `cell` and node `n` behind the first `n_found`; returns how many there are then."""
+    token = cell_token(cell)
+    if live.shape[0] == 0 or bit_at(live, n):
+        while token >= 0:
+            if n_found < found.shape[0]:
+                found[n_found] = row | np.uint64(token)
+            n_found += 1
+            token = twin[token]
+    return n_found
+
+
+@kernel
+def gather_masks(found: U64, mask_ptr: I32, mask_ids: I32) -> None:
+    """Bring the finds of `walk_masks` together by rows.
+
+    Args:
+        found: uint64 [n_ids], row << 32 | token.
+        mask_ptr: int32 [n_rows + 1], overwritten: ids of row k are mask_ids[mask_ptr[k] : mask_ptr[k + 1]].
+        mask_ids: int32 [n_ids], overwritten: in each row in the order in which they were found.
+    """
+    n_rows = mask_ptr.shape[0] - 1
+    place = np.zeros(n_rows, np.int32)
+    for i in range(found.shape[0]):
+        place[found[i] >> _ROW] += 1
+    total = np.int32(0)
+    for k in range(n_rows):
+        mask_ptr[k] = total
+        total += place[k]
+        place[k] = mask_ptr[k]
+    mask_ptr[n_rows] = total
+    for i in range(found.shape[0]):
+        row = found[i] >> _ROW
+        mask_ids[place[row]] = np.int32(found[i] & _WHAT)
+        place[row] += np.int32(1)
 
 
 @kernel
@@ -113,24 +165,23 @@ def live_bits(
     byte: U8,
     end: I32,
     terminal: U64,
-    links: I32,
-    label: U8,
-    dense: I32,
-    n_dense: int,
+    cells: U64,
     longest: int,
 ) -> U64:
     """Bitmap of the nodes from which some sequence of tokens reaches a terminal node (terminal nodes included).
 
-    Arguments as in `branch_masks`. Nodes are visited backwards, so every node below is decided already.
+    Arguments as in `walk_masks`; `longest` is the bytes of the longest token. Nodes are visited backwards, so every
+    node below is decided already.
     """
     n_nodes = byte.shape[0]
     live = np.zeros((n_nodes + 63) >> 6, np.uint64)
-    at = np.empty(longest + 1, np.int64)  # open frames: the place in token bytes, and where its subtree ends
+    root = cell_base(cells[0])
+    at = np.empty(longest + 1, np.uint64)  # open frames: the base in token bytes, and where the subtree ends
     stop = np.empty(longest + 1, np.int64)
     for n in range(n_nodes - 1, -1, -1):
         found = bit_at(terminal, n)
         depth = 0
-        place = 0
+        place = root
         last = end[n]
         child = n + 1
         while not found:
@@ -141,19 +192,19 @@ def live_bits(
                 place = at[depth]
                 last = stop[depth]
                 continue
-            node = goto(links, label, dense, n_dense, place, byte[child])
+            cell = next_cell(cells, place, byte[child])
             below = end[child]
-            if node < 0:
+            if cell == _NONE:
                 child = below
                 continue
-            found = links[node, TOKEN] >= 0 and bit_at(live, child)
+            found = cell_token(cell) >= 0 and bit_at(live, child)
             child += 1
             if below > child:
-                if links[node, FIRST] < links[node + 1, FIRST]:
+                if cell_base(cell) != _NONE:
                     at[depth] = place
                     stop[depth] = last
                     depth += 1
-                    place = node
+                    place = cell_base(cell)
                     last = below
                 else:
                     child = below
@@ -166,23 +217,21 @@ def live_bits(
 def reached_bits(
     byte: U8,
     end: I32,
-    links: I32,
-    label: U8,
-    dense: I32,
-    n_dense: int,
+    cells: U64,
     longest: int,
 ) -> U64:
-    """Bitmap of the nodes that some sequence of tokens reaches from the root. Arguments as in `branch_masks`."""
+    """Bitmap of the nodes that some sequence of tokens reaches from the root. Arguments as in `live_bits`."""
     n_nodes = byte.shape[0]
     reached = np.zeros((n_nodes + 63) >> 6, np.uint64)
     reached[0] = np.uint64(1)
-    at = np.empty(longest + 1, np.int64)  # open frames: the place in token bytes, and where its subtree ends
+    root = cell_base(cells[0])
+    at = np.empty(longest + 1, np.uint64)  # open frames: the base in token bytes, and where the subtree ends
     stop = np.empty(longest + 1, np.int64)
     for n in range(n_nodes):
         if not bit_at(reached, n):
             continue
         depth = 0
-        place = 0
+        place = root
         last = end[n]
         child = n + 1
         while True:
@@ -193,20 +242,20 @@ def reached_bits(
                 place = at[depth]
                 last = stop[depth]
                 continue
-            node = goto(links, label, dense, n_dense, place, byte[child])
+            cell = next_cell(cells, place, byte[child])
             below = end[child]
-            if node < 0:
+            if cell == _NONE:
                 child = below
                 continue
-            if links[node, TOKEN] >= 0:
+            if cell_token(cell) >= 0:
                 reached[child >> 6] |= np.uint64(1) << np.uint64(child & 63)
             child += 1
             if below > child:
-                if links[node, FIRST] < links[node + 1, FIRST]:
+                if cell_base(cell) != _NONE:
                     at[depth] = place
                     stop[depth] = last
                     depth += 1
-                    place = node
+                    place = cell_base(cell)
                     last = below
                 else:
                     child = below
@@ -214,7 +263,7 @@ def reached_bits(
 
 
 @kernel
-def shortest_count(data: U8, links: I32, label: U8, dense: I32, n_dense: int) -> int:
+def shortest_count(data: U8, cells: U64) -> int:
     """Fewest tokens whose bytes spell `data` (uint8 [n], n >= 1), or -1."""
     n = data.shape[0]
     fewest = np.full(n + 1, np.int64(n + 1))
@@ -222,11 +271,11 @@ def shortest_count(data: U8, links: I32, label: U8, dense: I32, n_dense: int) ->
     for start in range(n):
         if fewest[start] > n:
             continue
-        node = 0
+        cell = cells[0]
         for position in range(start, n):
-            node = goto(links, label, dense, n_dense, node, data[position])
-            if node < 0:
+            cell = next_cell(cells, cell_base(cell), data[position])
+            if cell == _NONE:
                 break
-            if links[node, TOKEN] >= 0:
+            if cell_token(cell) >= 0:
                 fewest[position + 1] = min(fewest[position + 1], fewest[start] + 1)
     return fewest[n] if fewest[n] <= n else -1  # type: ignore[return-value]

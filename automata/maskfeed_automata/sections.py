@@ -93,16 +93,20 @@ def write_sections(
         identities: two times 32 bytes, meaning left to the caller.
         sections: C-contiguous little-endian arrays by name (at most 16 ASCII characters); copied.
     """
-    buffer = bytearray(size_of_sections([array.nbytes for array in sections.values()]))
-    _HEADER.pack_into(buffer, 0, _MAGIC, kind, version, len(buffer), len(sections), 0, *identities)
-    position = _HEADER.size + _ENTRY.size * len(sections)
+    head = bytearray(_HEADER.size + _ENTRY.size * len(sections))
+    pieces: list[bytes | memoryview] = []
+    position = len(head)
     for k, (name, array) in enumerate(sections.items()):
-        position = _aligned(position)
-        _ENTRY.pack_into(buffer, _HEADER.size + _ENTRY.size * k, name.encode("ascii"), position, array.nbytes)
-        buffer[position : position + array.nbytes] = array.data.cast("B") if array.nbytes else b""
-        position += array.nbytes
-    struct.pack_into("<I", buffer, _CHECKSUM_AT, _checksum(memoryview(buffer)))
-    return bytes(buffer)
+        start = _aligned(position)
+        _ENTRY.pack_into(head, _HEADER.size + _ENTRY.size * k, name.encode("ascii"), start, array.nbytes)
+        pieces += [bytes(start - position), array.data.cast("B") if array.nbytes else b""]
+        position = start + array.nbytes
+    _HEADER.pack_into(head, 0, _MAGIC, kind, version, position, len(sections), 0, *identities)
+    checksum = _checksum(memoryview(head))
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    struct.pack_into("<I", head, _CHECKSUM_AT, checksum)
+    return b"".join([head, *pieces])
 
 
 def read_sections(buffer: Buffer, kind: bytes, version: int, names: Sequence[str]) -> Sections:

@@ -33,23 +33,20 @@ from maskfeed_automata.kernels import (
     BOOL,
     I32,
     I64,
-    TOKEN,
     U8,
-    V_DENSE,
-    V_LABEL,
-    V_LINKS,
-    V_N_DENSE,
-    V_N_NODES,
+    V_CELLS,
+    V_N_CELLS,
     V_SIZE,
     V_TOKEN_DATA,
     V_TOKEN_OFFSETS,
     V_TWIN,
     bit_at,
-    goto,
+    cell_base,
+    cell_token,
     i32_view,
     i64_view,
     kernel,
-    links_view,
+    next_cell,
     rank_at,
     u8_view,
     u64_view,
@@ -180,21 +177,18 @@ def permitted(row: I64, vocabulary: I64, position: int, out: I32, start: int) ->
         elif not bit_at(leaf, position):
             byte = u8_view(row[A_BYTE], n_nodes)
             live = u64_view(row[A_LIVE], n_words)
-            links = links_view(vocabulary[V_LINKS], vocabulary[V_N_NODES])
-            label = u8_view(vocabulary[V_LABEL], vocabulary[V_N_NODES])
+            cells = u64_view(vocabulary[V_CELLS], vocabulary[V_N_CELLS])
             twin = i32_view(vocabulary[V_TWIN], vocabulary[V_SIZE])
-            n_dense = vocabulary[V_N_DENSE]
-            dense = i32_view(vocabulary[V_DENSE], 256 * n_dense)
-            node = 0
+            cell = cells[0]
             child = position
             while not bit_at(leaf, child):
                 child += 1
-                node = goto(links, label, dense, n_dense, node, byte[child])
-                if node < 0:
+                cell = next_cell(cells, cell_base(cell), byte[child])
+                if cell == np.uint64(0):
                     break
                 if row[A_LIVE] != 0 and not bit_at(live, child):
                     continue
-                token = links[node, TOKEN]
+                token = cell_token(cell)
                 while token >= 0:
                     if not text_stop or not _is_stop(row, token):
                         if n < space:

@@ -1,9 +1,9 @@
 """The goto function over a vocabulary: from a place in token bytes, by one byte, to the next place.
 
 It depends on the vocabulary alone, is built once per tokenizer, and stays resident. pyahocorasick builds the trie;
-what stays are flat arrays, about nine bytes a node. It knows nothing of candidates and touches no file.
-Invariant: node v carries token t (or a chain of ids with equal bytes) exactly if the bytes of t lead from the root
-to v.
+what stays are flat arrays, about sixteen bytes a node. It knows nothing of candidates and touches no file.
+Invariant: a cell carries token t (or a chain of ids with equal bytes) exactly if the bytes of t lead from the root
+to it.
 """
 
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from typing import Final, Self
 import ahocorasick
 import numpy as np
 
-from maskfeed_automata.errors import CorruptArtifact, InternalInvariant
-from maskfeed_automata.kernels import FIRST, I32, I64, U8
+from maskfeed_automata.errors import CorruptArtifact, InternalInvariant, VocabularyError
+from maskfeed_automata.kernels import CELL_BASE_SHIFT, CELL_TOKEN_SHIFT, I32, I64, U8, U64
 from maskfeed_automata.sections import Buffer, read_sections, write_sections
-from maskfeed_automata.token_kernels import breadth_first, dense_rows, is_sound, place_tokens
+from maskfeed_automata.token_kernels import breadth_first, is_sound, pack_cells, place_tokens
 
 __all__ = ["TokenizerAutomaton"]
 
 _KIND: Final = b"toka"
 _VERSION: Final = 1
+_MAX_CELLS: Final = 1 << (CELL_TOKEN_SHIFT - CELL_BASE_SHIFT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizerAutomaton:
     """Flat arrays, read-only, shared by all threads."""
 
-    # int32 [n_nodes + 1, 2]. FIRST: the children of v are the nodes links[v, FIRST] .. links[v + 1, FIRST] - 1; breadth
-    # first, 0 is the root. TOKEN: the smallest id whose bytes lead here, or -1
-    links: I32
+    # int32 [n_nodes + 1]: the children of v are the nodes first[v] .. first[v + 1] - 1; breadth first, 0 is the root
+    first: I32
     # uint8 [n_nodes]: byte on the edge into the node; ascending among the children of a node
     label: U8
+    # uint64 [n_cells]: the same trie for walks, with tokens; see `maskfeed_automata.kernels`
+    cells: U64
     # int32 [n_tokens]: next larger id with the same bytes, or -1
     twin: I32
-    # int32 [256 * n_dense]: child by byte of the nodes below n_dense, or -1
-    dense: I32
     # bytes of the longest token
     longest: int
 
@@ -46,14 +46,9 @@ class TokenizerAutomaton:
         return int(self.label.size)
 
     @property
-    def n_dense(self) -> int:
-        """Nodes with a row in `dense`: the root and its children."""
-        return int(self.dense.size // 256)
-
-    @property
     def nbytes(self) -> int:
         """Resident size in bytes."""
-        return sum(array.nbytes for array in (self.links, self.label, self.twin, self.dense))
+        return sum(array.nbytes for array in (self.first, self.label, self.cells, self.twin))
 
     @classmethod
     def build(cls, data: U8, offsets: I64) -> Self:
@@ -65,6 +60,7 @@ class TokenizerAutomaton:
 
         Raises:
             InternalInvariant: pyahocorasick's trie is not the trie of these tokens.
+            VocabularyError: the tokens have more than some hundred million different prefixes.
 
         Cost: about 0.4 s for 150,000 tokens.
         """
@@ -81,7 +77,7 @@ class TokenizerAutomaton:
     def to_bytes(self, fingerprint: str) -> bytes:
         """The trie as one buffer; the rest follows from it and the vocabulary of this fingerprint."""
         identities = (bytes.fromhex(fingerprint), bytes(32))
-        return write_sections(_KIND, _VERSION, identities, {"first": self.links[:, FIRST].copy(), "label": self.label})
+        return write_sections(_KIND, _VERSION, identities, {"first": self.first, "label": self.label})
 
     @classmethod
     def from_bytes(cls, buffer: Buffer, fingerprint: str, data: U8, offsets: I64) -> Self:
@@ -105,15 +101,27 @@ class TokenizerAutomaton:
         """Complete a trie; None if it is none, or not that of these tokens."""
         for array in (first, label):
             array.flags.writeable = False
-        if not is_sound(first, label):
+        if label.size > data.size + 1 or not is_sound(first, label):
             return None
-        links, twin, n_missing = place_tokens(first, label, data, offsets)
+        cells = _cells(first, label)
+        twin, n_missing = place_tokens(cells, data, offsets)
         if n_missing:
             return None
-        dense = dense_rows(first, label)
-        for array in (links, twin, dense):
-            array.flags.writeable = False
-        return cls(links, label, twin, dense, int(np.diff(offsets).max(initial=0)))
+        cells.flags.writeable = False
+        twin.flags.writeable = False
+        return cls(first, label, cells, twin, int(np.diff(offsets).max(initial=0)))
+
+
+def _cells(first: I32, label: U8) -> U64:
+    """A sound trie as cells, without tokens. Raises VocabularyError if they are more than a cell can point to."""
+    # Two cells for each node are more than enough for real vocabularies.
+    n_blocks = label.size // 128 + 2
+    while n_blocks * 256 <= _MAX_CELLS:
+        cells = pack_cells(first, label, n_blocks)
+        if cells.size:
+            return cells
+        n_blocks *= 2
+    raise VocabularyError(f"the tokens have {label.size} different prefixes: too many")
 
 
 def _dump(tokens: list[bytes]) -> tuple[I32, U8]:

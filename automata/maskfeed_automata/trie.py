@@ -10,7 +10,7 @@ import numpy as np
 
 from maskfeed_automata.candidates import CandidateSet, LeadingSpace
 from maskfeed_automata.kernels import I32, U8, U64
-from maskfeed_automata.trie_kernels import branch_and_leaf_bits, build_nodes, child_lists, count_before, merge_spaced
+from maskfeed_automata.trie_kernels import build_nodes, child_lists, count_before, merge_spaced
 
 __all__ = ["Trie", "build_trie"]
 
@@ -66,8 +66,7 @@ def build_trie(candidates: CandidateSet, leading_space: LeadingSpace) -> Trie:
             array.flags.writeable = False
         if leading_space == "optional":
             variant_rank = rank
-    byte, end, terminal = build_nodes(data, offsets)
-    branch, leaf = branch_and_leaf_bits(end)
+    byte, end, terminal, branch, leaf = build_nodes(data, offsets)
     branch_rank = count_before(branch)
     child_ptr, child_byte, child_node = child_lists(byte, end, branch, branch_rank[-1])
     return Trie(

@@ -9,14 +9,15 @@ from typing import Final
 import numpy as np
 
 from maskfeed_automata.kernels import I32, I64, U8, U64, bit_at, kernel, popcount
+from maskfeed_automata.word_kernels import common_length, copy_bytes
 
-__all__ = ["branch_and_leaf_bits", "build_nodes", "child_lists", "count_before", "merge_spaced"]
+__all__ = ["build_nodes", "child_lists", "count_before", "merge_spaced"]
 
 _SPACE: Final = 0x20
 
 
 @kernel
-def build_nodes(data: U8, offsets: I64) -> tuple[U8, I32, U64]:
+def build_nodes(data: U8, offsets: I64) -> tuple[U8, I32, U64, U64, U64]:
     """Trie of sorted, unique, non-empty byte strings.
 
     Args:
@@ -27,64 +28,57 @@ def build_nodes(data: U8, offsets: I64) -> tuple[U8, I32, U64]:
         byte: uint8 [n_nodes], the byte on the edge into the node; 0 for the root.
         end: int32 [n_nodes], one past the last node of the subtree.
         terminal: uint64 [ceil(n_nodes / 64)], bitmap of the nodes at which a string ends.
+        branch: the same, of the nodes with more than one leaf below them.
+        leaf: the same, of the nodes without children.
     """
     n_strings = offsets.shape[0] - 1
-    shared = np.empty(n_strings, np.int32)
-    shared[0] = 0
+    # shared[i]: bytes that string i has in common with the one before it; none before the first, none after the last.
+    shared = np.zeros(n_strings + 1, np.int32)
     n_nodes = 1 + offsets[1]
     longest = offsets[1]
     for i in range(1, n_strings):
-        before = offsets[i - 1]
-        start = offsets[i]
-        length = offsets[i + 1] - start
-        limit = min(length, start - before)
-        k = 0
-        while k < limit and data[before + k] == data[start + k]:
-            k += 1
-        shared[i] = k
-        n_nodes += length - k
+        length = offsets[i + 1] - offsets[i]
+        limit = min(length, offsets[i] - offsets[i - 1])
+        shared[i] = common_length(data, offsets[i - 1], offsets[i], limit)
+        n_nodes += length - shared[i]
         longest = max(longest, length)
     byte = np.empty(n_nodes, np.uint8)
     end = np.empty(n_nodes, np.int32)
     terminal = np.zeros((n_nodes + 63) >> 6, np.uint64)
-    byte[0] = 0
-    path = np.empty(longest + 1, np.int32)  # path[d]: the node of depth d on the way to the current string
-    path[0] = 0
-    depth = 0
-    node = 1
-    for i in range(n_strings):
-        for d in range(shared[i] + 1, depth + 1):
-            end[path[d]] = node
-        depth = shared[i]
-        for position in range(offsets[i] + depth, offsets[i + 1]):
-            byte[node] = data[position]
-            depth += 1
-            path[depth] = node
-            node += 1
-        terminal[(node - 1) >> 6] |= np.uint64(1) << np.uint64((node - 1) & 63)
-    for d in range(depth + 1):
-        end[path[d]] = node
-    return byte, end, terminal
-
-
-@kernel
-def branch_and_leaf_bits(end: I32) -> tuple[U64, U64]:
-    """Bitmaps (uint64 [ceil(n_nodes / 64)]) of the nodes with more than one path below them, and of the leaves."""
-    n_nodes = end.shape[0]
     branch = np.zeros((n_nodes + 63) >> 6, np.uint64)
     leaf = np.zeros((n_nodes + 63) >> 6, np.uint64)
-    tail = False
-    for n in range(n_nodes - 1, -1, -1):
-        bit = np.uint64(1) << np.uint64(n & 63)
-        if end[n] == n + 1:
-            tail = True
-            leaf[n >> 6] |= bit
-            continue
-        # A node whose only child is a tail is a tail; the child was visited just before.
-        tail = tail and end[n + 1] == end[n]
-        if not tail:
-            branch[n >> 6] |= bit
-    return branch, leaf
+    # Of the open nodes, which the next string passes, by depth: the node, and how many leaves came before it.
+    path = np.empty(longest + 1, np.int32)
+    leaves_before = np.empty(longest + 1, np.int32)
+    byte[0] = 0
+    path[0] = 0
+    leaves_before[0] = 0
+    n_leaves = 0
+    node = 1
+    for i in range(n_strings):
+        length = offsets[i + 1] - offsets[i]
+        above = shared[i]
+        below = shared[i + 1]
+        copy_bytes(data, offsets[i] + above, length - above, byte, node)
+        for depth in range(above + 1, below + 1):
+            path[depth] = node + depth - above - 1
+            leaves_before[depth] = n_leaves
+        next_node = node + length - above
+        for depth in range(max(above, below) + 1, length + 1):
+            end[node + depth - above - 1] = next_node
+        node = next_node
+        bit = np.uint64(1) << np.uint64((node - 1) & 63)
+        terminal[(node - 1) >> 6] |= bit
+        if below < length:
+            leaf[(node - 1) >> 6] |= bit
+            n_leaves += 1
+        # Those that the next string does not pass are complete; after the last string, the root is, too.
+        for depth in range(below + 1 if i + 1 < n_strings else 0, above + 1):
+            n = path[depth]
+            end[n] = node
+            if n_leaves - leaves_before[depth] > 1:
+                branch[n >> 6] |= np.uint64(1) << np.uint64(n & 63)
+    return byte, end, terminal, branch, leaf
 
 
 @kernel

@@ -17,11 +17,8 @@ from maskfeed_automata.kernels import (
     I32,
     I64,
     U8,
-    V_DENSE,
-    V_LABEL,
-    V_LINKS,
-    V_N_DENSE,
-    V_N_NODES,
+    V_CELLS,
+    V_N_CELLS,
     V_ROW_LENGTH,
     V_SIZE,
     V_TOKEN_DATA,
@@ -143,12 +140,9 @@ class Vocabulary:
         if self._row is None:
             automaton = self.tokenizer_automaton
             row = np.zeros(V_ROW_LENGTH, np.int64)
-            row[V_LINKS] = address_of(automaton.links)
-            row[V_LABEL] = address_of(automaton.label)
+            row[V_CELLS] = address_of(automaton.cells)
+            row[V_N_CELLS] = automaton.cells.size
             row[V_TWIN] = address_of(automaton.twin)
-            row[V_DENSE] = address_of(automaton.dense)
-            row[V_N_DENSE] = automaton.n_dense
-            row[V_N_NODES] = automaton.n_nodes
             row[V_TOKEN_OFFSETS] = address_of(self.offsets)
             row[V_TOKEN_DATA] = address_of(self.data)
             row[V_SIZE] = self.size

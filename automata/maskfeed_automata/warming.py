@@ -45,6 +45,7 @@ def warm_kernels() -> None:
                 for candidates in _LISTS if made is whole else (["ab", "bab", "abb"],):
                     candidate_set = CandidateSet.from_strings(candidates)
                     candidate_set.rank_of_answer(b" a", mode)
+                    candidate_set.ranks_of(candidate_set)
                     built = build(vocabulary, candidate_set, leading_space=mode)
                     _walk(compile(vocabulary, candidates, stop_token_ids=[_STOP], leading_space=mode), vocabulary)
                     catalogue = Catalogue(vocabulary, candidates, leading_space=mode)

@@ -1,19 +1,31 @@
 """From a URL to Redis clients, and from the driver's exceptions to ours.
 
+| URL | server |
+|---|---|
+| `redis://[user:password@]host[:port][/db]` | one server |
+| `rediss://...` | the same over TLS; `?ssl_ca_certs=/path` names the authority |
+| `unix://[user:password@]/path` | one server on a UNIX socket |
+| `redis+cluster://[user:password@]host:port[,host:port...]` | a Redis Cluster; any of its nodes, several for safety |
+| `rediss+cluster://...` | the same over TLS |
+
 It knows the driver's defaults and overrides those that would make a thread deaf for a minute: no hidden retries,
 every wait bounded. It knows no key and no command. Invariant: code inside `store_errors` lets no driver exception out.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import redis
 import redis.asyncio
+from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
 from redis.exceptions import ChildDeadlockedError, OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
@@ -29,7 +41,9 @@ __all__ = [
     "check_url",
     "open_async_client",
     "open_client",
+    "open_node_client",
     "store_errors",
+    "with_credentials",
 ]
 
 # All roots of the driver's exceptions, and what its sockets raise beside them.
@@ -37,6 +51,8 @@ DRIVER_ERRORS: Final = (RedisError, RedisClusterException, ChildDeadlockedError,
 
 # An event loop has many requests at once; they share this many connections and wait for one, bounded.
 _ASYNC_CONNECTIONS: Final = 16
+# To each node of a cluster; pipelines do not wait, and the driver refuses them beyond this.
+_CLUSTER_CONNECTIONS: Final = 512
 
 # A full Redis has room again when old sets expire, not in a moment.
 _FULL_RETRY_S: Final = 60
@@ -58,16 +74,36 @@ DEFAULT_TIMEOUTS: Final = Timeouts()
 
 
 def open_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.Redis:
-    """Synchronous, thread-safe client for `redis://`, `rediss://` or `unix://`. Connects at the first command.
+    """Synchronous, thread-safe client. Connects at the first command.
+
+    Of a cluster's client only what both kinds offer may be used: commands, scripts, pipelines on one hash tag.
 
     Raises:
         StoreError: the URL can't be read.
     """
     with _url_errors():
-        pool = redis.ConnectionPool.from_url(
-            url, **_options(timeouts), socket_timeout=timeouts.answer_s, retry=Retry(NoBackoff(), 0)
-        )
-        pool.connection_class(**pool.connection_kwargs)
+        address = _read_url(url)
+        if address.nodes:
+            return cast("redis.Redis", _LazyCluster(address, timeouts))
+        return redis.Redis.from_pool(_open_pool(address.url, timeouts))
+
+
+def open_node_client(url: str, key: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.Redis:
+    """Client of the one server on which `key` lies: for raw connections. Of a cluster, it asks where that is.
+
+    Raises:
+        StoreError: the URL can't be read.
+        StoreUnavailable: the cluster does not answer.
+    """
+    with _url_errors():
+        address = _read_url(url)
+        if not address.nodes:
+            return redis.Redis.from_pool(_open_pool(address.url, timeouts))
+        cluster = _LazyCluster(address, timeouts)
+        with store_errors("locate"), closing(cluster):
+            node = cluster.get_node_from_key(key)
+        pool = _open_pool(address.url, timeouts)
+        pool.connection_kwargs |= {"host": node.host, "port": node.port}
         return redis.Redis.from_pool(pool)
 
 
@@ -81,8 +117,22 @@ def open_async_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.
         StoreError: the URL can't be read.
     """
     with _url_errors():
+        address = _read_url(url)
+        if address.nodes:
+            cluster = _BoundedCluster.from_url(
+                address.url,
+                startup_nodes=[AsyncClusterNode(*node) for node in address.nodes],
+                **_options(timeouts),
+                socket_timeout=None,
+                retry=AsyncRetry(NoBackoff(), 0),
+                dynamic_startup_nodes=False,
+                # a slot that has moved is noted; the driver would close all connections, in use or not
+                reinitialize_steps=0,
+                max_connections=_CLUSTER_CONNECTIONS,
+            )
+            return cast("redis.asyncio.Redis", cluster)
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
+            address.url,
             **_options(timeouts),
             socket_timeout=None,
             retry=AsyncRetry(NoBackoff(), 0),
@@ -91,6 +141,21 @@ def open_async_client(url: str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> redis.
         )
         pool.connection_class(**pool.connection_kwargs)
         return redis.asyncio.Redis.from_pool(pool)
+
+
+def with_credentials(url: str, *, username: str | None, password: str | None) -> str:
+    """`url` with user and password of the settings put in, if there are any.
+
+    Raises:
+        StoreError: the URL has a user or password of its own as well.
+    """
+    if username is None and password is None:
+        return url
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise StoreError("the Redis URL names a user or password, and so do the settings", stage="url")
+    user = quote(username or "", safe="") + (f":{quote(password, safe='')}" if password is not None else "")
+    return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc}"))
 
 
 def check_url(url: str) -> None:
@@ -156,6 +221,90 @@ def backoff_s() -> Iterator[float]:
         wait_s = min(2 * wait_s, _LAST_BACKOFF_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Address:
+    # a URL that the driver reads: of the server, or of the first node
+    url: str
+    # host and port of each node that was named; empty: no cluster
+    nodes: tuple[tuple[str, int], ...]
+
+
+class _LazyCluster:
+    """The driver's synchronous cluster client asks for the nodes while it is made; this one at the first use."""
+
+    def __init__(self, address: _Address, timeouts: Timeouts) -> None:
+        self._address = address
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._cluster: redis.RedisCluster | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        with self._lock:
+            if self._cluster is None:
+                options = _sync_options(self._timeouts)
+                del options["retry"]
+                self._cluster = redis.RedisCluster.from_url(
+                    self._address.url,
+                    startup_nodes=[ClusterNode(*node) for node in self._address.nodes],  # type: ignore[no-untyped-call]
+                    retry=Retry(NoBackoff(), 0),
+                    # names outlive addresses
+                    dynamic_startup_nodes=False,
+                    **options,
+                )
+        return getattr(self._cluster, name)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._cluster is not None:
+                self._cluster.close()
+                self._cluster = None
+
+
+class _BoundedCluster(redis.asyncio.RedisCluster):
+    """The driver's cluster client with two mends.
+
+    It refuses callers when all connections are in use; here they wait. It sends commands anywhere until it knows the
+    nodes; here the first one waits for that.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._gate = asyncio.Semaphore(_ASYNC_CONNECTIONS)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        async with self._gate:
+            await self.initialize()
+            return await super().execute_command(*args, **options)
+
+
+def _read_url(url: str) -> _Address:
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    if kind != "cluster":
+        return _Address(url, ())
+    user, at, hosts = parts.netloc.rpartition("@")
+    first, *_ = hosts.split(",")
+    plain = urlunsplit(parts._replace(scheme=scheme, netloc=f"{user}{at}{first}"))
+    # the same checks of scheme and options as for one server
+    _open_pool(plain, DEFAULT_TIMEOUTS).close()
+    if parts.path.strip("/"):
+        raise ValueError("a Redis Cluster has no numbered databases")
+    return _Address(plain, tuple(_read_node(host) for host in hosts.split(",")))
+
+
+def _read_node(host: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname or parts.port is None:
+        raise ValueError("each node of a Redis Cluster is given as host:port")
+    return parts.hostname, parts.port
+
+
+def _open_pool(url: str, timeouts: Timeouts) -> redis.ConnectionPool:
+    pool = redis.ConnectionPool.from_url(url, **_sync_options(timeouts))
+    pool.connection_class(**pool.connection_kwargs)
+    return pool
+
+
 def _options(timeouts: Timeouts) -> dict[str, Any]:
     return {
         "socket_connect_timeout": timeouts.connect_s,
@@ -163,6 +312,10 @@ def _options(timeouts: Timeouts) -> dict[str, Any]:
         # version 3 adds pushed messages and other shapes of answers; nothing here needs them
         "protocol": 2,
     }
+
+
+def _sync_options(timeouts: Timeouts) -> dict[str, Any]:
+    return _options(timeouts) | {"socket_timeout": timeouts.answer_s, "retry": Retry(NoBackoff(), 0)}
 
 
 @contextmanager

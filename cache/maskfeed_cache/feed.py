@@ -10,7 +10,8 @@ be read is counted and skipped; after a loss of the carrier the same object goes
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
-from maskfeed_cache.feed_messages import Announcement, EngineEvent, EngineRecord, GatewayMessage
+from maskfeed_cache.feed_messages import Announcement, EngineEvent, EngineRecord, GatewayMessage, HeldUsage
+from maskfeed_cache.fence import Fence
 
 __all__ = ["EngineFeed", "GatewayFeed"]
 
@@ -36,8 +37,8 @@ class EngineFeed(Protocol):
         """
         ...
 
-    def renew(self) -> None:
-        """Give the record another lease; write record and vocabulary again if the store has lost them.
+    def renew(self, held: HeldUsage | None = None) -> None:
+        """Give the record another lease, with new figures; write the vocabulary again if the store has lost it.
 
         Raises:
             CapacityError: the store is at its memory limit.
@@ -177,6 +178,17 @@ class GatewayFeed(Protocol):
         Raises:
             CapacityError: the store is at its memory limit.
             StoreUnavailable: no connection, or no answer in time; some may have gone out.
+        """
+        ...
+
+    async def clear(self, fence: Fence) -> None:
+        """Tell all engines that the cache has begun the generation `fence`.
+
+        Engines learn of it from the next announcement too, so a failure costs memory for a while and nothing else.
+
+        Raises:
+            CapacityError: the store is at its memory limit.
+            StoreUnavailable: no connection, or no answer in time; it may have gone out.
         """
         ...
 

@@ -1,28 +1,32 @@
 """What gateways and engines tell each other, as values and as the flat fields of a Redis stream entry.
 
-Gateway -> engines of a group: `Announcement` (hold this set for this nonce), `Ended` (the nonce's request is over).
-Engine -> gateways: `Ready`, `Failed`, `Dead`. And `EngineRecord`: what an engine publishes of itself while it lives.
+Gateway -> engines of a group: `Announcement` (hold this set for this nonce), `Ended` (the nonce's request is over),
+`Clear` (the cache has begun a new generation). Engine -> gateways: `Ready`, `Failed`, `Dead`. And `EngineRecord`: what
+an engine publishes of itself while it lives.
 This module knows no Redis. Invariant: `decode(encode(m)) == m`, and fields that can't be read raise CorruptArtifact.
 
 Times are durations ("from receipt"), never instants: clocks of two hosts are not compared.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
 from maskfeed_automata.errors import CorruptArtifact
+from maskfeed_cache.fence import Fence
 
 __all__ = [
     "Announcement",
+    "Clear",
     "Dead",
     "Ended",
     "EngineEvent",
     "EngineRecord",
     "Failed",
     "GatewayMessage",
+    "HeldUsage",
     "Ready",
     "decode_engine_event",
     "decode_gateway_message",
@@ -39,6 +43,27 @@ class Announcement:
     nonce: str
     lifetime_ms: int
     gateway: str
+    # the fence of the cache under which the gateway got the set; the cache's epoch is not the engine's
+    cache_epoch: str = ""
+    generation: int = 0
+
+    @property
+    def fence(self) -> Fence:
+        """`cache_epoch` and `generation`, which are two fields because a stream entry is flat."""
+        return Fence(self.cache_epoch, self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The cache has begun this generation: sets of earlier ones are kept for those to whom they are promised only."""
+
+    cache_epoch: str
+    generation: int
+
+    @property
+    def fence(self) -> Fence:
+        """`cache_epoch` and `generation`."""
+        return Fence(self.cache_epoch, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +102,29 @@ class Dead:
 
 _M = TypeVar("_M")
 
-GatewayMessage = Announcement | Ended
+GatewayMessage = Announcement | Ended | Clear
 EngineEvent = Ready | Failed | Dead
 
-_GATEWAY_KINDS: Final[Mapping[str, type[GatewayMessage]]] = {"announce": Announcement, "ended": Ended}
+_GATEWAY_KINDS: Final[Mapping[str, type[GatewayMessage]]] = {"announce": Announcement, "ended": Ended, "clear": Clear}
 _ENGINE_KINDS: Final[Mapping[str, type[EngineEvent]]] = {"ready": Ready, "failed": Failed, "dead": Dead}
 _KIND_OF: Final[Mapping[type[Any], str]] = {cls: kind for kind, cls in {**_GATEWAY_KINDS, **_ENGINE_KINDS}.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUsage:
+    """What rank 0 of an engine holds; every rank holds the same."""
+
+    # the newest generation of the cache that the engine has heard of; "" and 0: of none yet
+    cache_epoch: str
+    generation: int
+    # sets of that generation
+    entries: int
+    bytes: int
+    # sets of earlier generations, kept because they are promised or in use
+    orphaned_entries: int
+    orphaned_bytes: int
+    # for `bytes` and `orphaned_bytes` together
+    limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +147,8 @@ class EngineRecord:
     format_versions: tuple[int, ...]
     n_ranks: int
     engine_version: str
+    # as of the last renewal; no part of what the engine is, so records that differ in it only are equal
+    held: HeldUsage | None = field(default=None, compare=False)
 
     def to_json(self) -> bytes:
         """The record as JSON."""

@@ -5,9 +5,25 @@ different layouts share nothing, and a rolling upgrade starves neither.
 
 | key | type | TTL | holds |
 |---|---|---|---|
-| `<namespace>:v<v>:{sets}:index:<digest>` | string | 1 h, renewed by each hit | artifact hash and size, JSON |
+| `<namespace>:v<v>:{cache}:state` | hash | none | epoch, generation, clock, figures of each layer |
+| `<namespace>:v<v>:{cache}:news` | stream | none, at most about 10,000 entries | what became of leases, and clears |
+| `<namespace>:v<v>:{cache}:pins` | hash | none | pin -> layer, size, artifact hash, key |
+| `<namespace>:v<v>:{cache}:pin_ends` | zset | none | pin by the end of its life |
+| `<namespace>:v<v>:{cache}:pinned` | hash | none | what is pinned -> by how many pins |
+| `<namespace>:v<v>:{cache}:references` | hash | none | artifact hash -> by how many records and pins it is named |
+| `<namespace>:v<v>:{cache}:garbage` | zset | none | artifact hash by the moment in which nothing named it any more |
+| `<namespace>:v<v>:{cache}:index:<layer>` | hash | none, entries end by script | key -> generation, size, token, artifact hash |
+| `<namespace>:v<v>:{cache}:order:<layer>` | zset | none, entries end by script | key by its last use, without what is pinned |
+| `<namespace>:v<v>:{cache}:lease:<layer>:<key>` | string | as asked, renewed by its holder | token and fence of who computes the key |
+| `<namespace>:v<v>:{cache}:failure:<layer>:<key>` | string | as asked, seconds | fence and failure, JSON |
 | `<namespace>:v<v>:blob:{<artifact hash>}` | string | 2 h, renewed by each hit | the artifact's bytes |
 | `<namespace>:v<v>:vocabulary:{<fingerprint>}` | string | 1 h, renewed by each live engine | the vocabulary's bytes |
+| `<namespace>:v<v>:{names}:tenant:<tenant>` | hash | none | names of one tenant: generation, digest, count, size, list id |
+| `<namespace>:v<v>:{names}:state` | hash | none | names and bytes of all tenants; the generation below all forgotten ones |
+| `<namespace>:v<v>:{names}:deleted` | zset | none, at most 10,000 members | tenant and name by last generation |
+| `<namespace>:v<v>:{names}:reserved` | zset | none, members live 10 min | ids of lists that are being written |
+| `<namespace>:v<v>:{names}:garbage` | set | none | ids of lists that are to be deleted |
+| `<namespace>:v<v>:list:{<list id>}` | string | none | the list of one generation of one name, zstd |
 | `<namespace>:v<v>:{group:<group>}:feed` | stream | none, at most about 10,000 entries | gateways -> engines |
 | `<namespace>:v<v>:{group:<group>}:events` | stream | none, at most about 10,000 entries | engines -> gateways |
 | `<namespace>:v<v>:{group:<group>}:engines` | set | none | epochs of engines, expired ones dropped by readers |
@@ -15,14 +31,17 @@ different layouts share nothing, and a rolling upgrade starves neither.
 | `<namespace>:v<v>:{group:<group>}:gateway:<gateway>` | string | 6 s, renewed every 2 s | `1` while the gateway lives |
 
 Invariants: what one command or script touches together has one hash tag; a blob has its own tag, so that blobs
-spread over a Redis Cluster; the TTL of a blob is longer than that of its index entry.
+spread over a Redis Cluster; the TTL of a blob is longer than the life of its index entry; no count has a TTL.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from maskfeed_cache.fence import Layer
+
 __all__ = [
+    "BLOB_GRACE_S",
     "BLOB_TTL_S",
     "INDEX_TTL_S",
     "LAYOUT_VERSION",
@@ -32,10 +51,13 @@ __all__ = [
     "Keyspace",
 ]
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 
+# Life of an entry of the index that nobody asks for; scripts end it, not Redis.
 INDEX_TTL_S: Final = 3_600
 BLOB_TTL_S: Final = 7_200
+# From storing a blob to committing it takes less than this; so long it is not swept, whatever refers to it.
+BLOB_GRACE_S: Final = 15
 VOCABULARY_TTL_S: Final = 3_600
 # Life of an engine record and of a gateway's lease; each is renewed every third of it.
 LEASE_MS: Final = 6_000
@@ -62,9 +84,30 @@ class Keyspace:
             if _NAME.fullmatch(name) is None:
                 raise ValueError(f"{field}: {name!r} is not 1 to 64 letters, digits, dots, underscores or hyphens")
 
-    def index(self, digest: str) -> str:
-        """Index entry of a digest."""
-        return f"{self._prefix}:{{sets}}:index:{digest}"
+    @property
+    def cache_state(self) -> str:
+        """Epoch, generation and figures of the cache."""
+        return f"{self._cache_prefix}:state"
+
+    @property
+    def cache_news(self) -> str:
+        """Stream of what has happened in the cache."""
+        return f"{self._cache_prefix}:news"
+
+    @property
+    def cache(self) -> tuple[str, ...]:
+        """All keys that scripts of the cache share, in the order in which they know them."""
+        names = ("state", "news", "pins", "pin_ends", "pinned", "references", "garbage")
+        layers = (f"{name}:{layer}" for layer in Layer for name in ("index", "order"))
+        return tuple(f"{self._cache_prefix}:{name}" for name in (*names, *layers))
+
+    def lease(self, layer: Layer, key: str) -> str:
+        """Who computes a key of the cache."""
+        return f"{self._cache_prefix}:lease:{layer}:{key}"
+
+    def failure(self, layer: Layer, key: str) -> str:
+        """A failure that is remembered of a key of the cache."""
+        return f"{self._cache_prefix}:failure:{layer}:{key}"
 
     def blob(self, artifact_hash: str) -> str:
         """Artifact under its own hash."""
@@ -73,6 +116,34 @@ class Keyspace:
     def vocabulary(self, fingerprint: str) -> str:
         """Vocabulary under its fingerprint."""
         return f"{self._prefix}:vocabulary:{{{fingerprint}}}"
+
+    def tenant_names(self, tenant: str) -> str:
+        """Named sets of one tenant."""
+        return f"{self._names_prefix}:tenant:{tenant}"
+
+    @property
+    def names_state(self) -> str:
+        """Counts of the named sets."""
+        return f"{self._names_prefix}:state"
+
+    @property
+    def deleted_names(self) -> str:
+        """Names that were deleted, by their last generation."""
+        return f"{self._names_prefix}:deleted"
+
+    @property
+    def reserved_lists(self) -> str:
+        """Lists that are being written."""
+        return f"{self._names_prefix}:reserved"
+
+    @property
+    def garbage_lists(self) -> str:
+        """Lists that no name stands for any more."""
+        return f"{self._names_prefix}:garbage"
+
+    def named_list(self, list_id: str) -> str:
+        """The list of one generation of one name."""
+        return f"{self._prefix}:list:{{{list_id}}}"
 
     @property
     def feed(self) -> str:
@@ -100,6 +171,14 @@ class Keyspace:
     @property
     def _prefix(self) -> str:
         return f"{self.namespace}:v{LAYOUT_VERSION}"
+
+    @property
+    def _cache_prefix(self) -> str:
+        return f"{self._prefix}:{{cache}}"
+
+    @property
+    def _names_prefix(self) -> str:
+        return f"{self._prefix}:{{names}}"
 
     @property
     def _group_prefix(self) -> str:

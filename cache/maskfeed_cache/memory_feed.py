@@ -10,9 +10,19 @@ import select
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from maskfeed_automata.errors import InternalInvariant, StoreUnavailable
-from maskfeed_cache.feed_messages import Announcement, Ended, EngineEvent, EngineRecord, GatewayMessage
+from maskfeed_cache.feed_messages import (
+    Announcement,
+    Clear,
+    Ended,
+    EngineEvent,
+    EngineRecord,
+    GatewayMessage,
+    HeldUsage,
+)
+from maskfeed_cache.fence import Fence
 from maskfeed_cache.keys import LEASE_MS
 from maskfeed_cache.memory_broker import MemoryBroker
 
@@ -54,12 +64,12 @@ class MemoryEngineFeed:
         self._registered = (record, vocabulary)
         self._write_record()
 
-    def renew(self) -> None:
+    def renew(self, held: HeldUsage | None = None) -> None:
         """See `EngineFeed`."""
         if self._registered is None:
             raise InternalInvariant("renew before register or after retire")
         self._broker.faults.check("renew")
-        self._write_record()
+        self._write_record(held)
 
     def retire(self) -> None:
         """See `EngineFeed`."""
@@ -120,11 +130,11 @@ class MemoryEngineFeed:
                 os.close(descriptor)
             self._pipe = None
 
-    def _write_record(self) -> None:
+    def _write_record(self, held: HeldUsage | None = None) -> None:
         assert self._registered is not None
         record, vocabulary = self._registered
         self._broker.blobs.vocabularies[record.fingerprint] = vocabulary
-        self._broker.write_record(record, self._lease_ms)
+        self._broker.write_record(replace(record, held=held), self._lease_ms)
 
     def _check_connection(self, stage: str) -> None:
         try:
@@ -213,6 +223,11 @@ class MemoryGatewayFeed:
         """See `GatewayFeed`."""
         self._broker.faults.check("end")
         self._broker.send_to_engines([Ended(nonce) for nonce in nonces])
+
+    async def clear(self, fence: Fence) -> None:
+        """See `GatewayFeed`."""
+        self._broker.faults.check("clear")
+        self._broker.send_to_engines([Clear(fence.epoch, fence.generation)])
 
     async def events(self) -> AsyncIterator[EngineEvent]:
         """See `GatewayFeed`."""

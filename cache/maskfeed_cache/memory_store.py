@@ -1,17 +1,18 @@
-"""Blobs, vocabularies and the index in this process: for tests and for tools that need no Redis.
+"""Blobs and vocabularies in this process: for tests and for tools that need no Redis.
 
 It keeps the contract of the store protocols, faults included: `fail_next` scripts them. Nothing expires here.
 Invariant: what is stored is never handed out for another hash.
 """
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from maskfeed_automata.errors import CorruptArtifact, StoreUnavailable, UnknownArtifact
-from maskfeed_cache.fence import IndexEntry
 from maskfeed_cache.store import hash_blob
 
-__all__ = ["FaultScript", "MemoryBlobStore", "MemorySetIndex"]
+__all__ = ["FaultScript", "MemoryBlobStore"]
 
 
 class FaultScript:
@@ -22,7 +23,7 @@ class FaultScript:
         self._failures: Counter[str] = Counter()
 
     def fail_next(self, stage: str, times: int = 1) -> None:
-        """Let the next `times` operations of `stage` ("put", "lookup", ...) raise StoreUnavailable."""
+        """Let the next `times` operations of `stage` ("put", "commit", ...) raise StoreUnavailable."""
         with self._lock:
             self._failures[stage] += times
 
@@ -44,10 +45,13 @@ class MemoryBlobStore:
 
     Args:
         faults: script of failures; stages as in the Redis store.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, faults: FaultScript | None = None) -> None:
+    def __init__(self, faults: FaultScript | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.faults = faults or FaultScript()
+        self._clock = clock
+        self._stored_s: dict[str, float] = {}
         # what lies where, open to tests that want to tamper with it
         self.blobs: dict[str, bytes] = {}
         self.vocabularies: dict[str, bytes] = {}
@@ -56,6 +60,7 @@ class MemoryBlobStore:
         """See `BlobStore`."""
         self.faults.check("put")
         artifact_hash = hash_blob(blob)
+        self._stored_s[artifact_hash] = self._clock()
         self.blobs[artifact_hash] = bytes(blob)
         return artifact_hash
 
@@ -69,6 +74,14 @@ class MemoryBlobStore:
         if found != artifact_hash:
             raise CorruptArtifact(f"the blob under {artifact_hash} has the hash {found}", section="blob")
         return blob
+
+    def delete_unless_young(self, artifact_hash: str, grace_s: float) -> bool:
+        """Delete a blob that nobody has stored within `grace_s`. Return whether it was deleted."""
+        if artifact_hash not in self.blobs or self._stored_s.get(artifact_hash, 0.0) + grace_s > self._clock():
+            return False
+        del self.blobs[artifact_hash]
+        self._stored_s.pop(artifact_hash, None)
+        return True
 
     def put_vocabulary(self, fingerprint: str, blob: bytes) -> None:
         """Store a vocabulary."""
@@ -84,36 +97,4 @@ class MemoryBlobStore:
         return blob
 
     def close(self) -> None:
-        """Nothing to give back."""
-
-
-class MemorySetIndex:
-    """A `SetIndex` over a dictionary, next to the blobs that its entries point to."""
-
-    def __init__(self, blobs: MemoryBlobStore) -> None:
-        self.faults = blobs.faults
-        self._blobs = blobs
-        self._entries: dict[str, IndexEntry] = {}
-
-    async def lookup(self, digest: str) -> IndexEntry | None:
-        """See `SetIndex`."""
-        self.faults.check("lookup")
-        entry = self._entries.get(digest)
-        if entry is not None and entry.artifact_hash not in self._blobs.blobs:
-            del self._entries[digest]
-            return None
-        return entry
-
-    async def commit(self, digest: str, entry: IndexEntry) -> bool:
-        """See `SetIndex`."""
-        self.faults.check("commit")
-        is_new = digest not in self._entries
-        self._entries[digest] = entry
-        return is_new
-
-    async def ping(self) -> None:
-        """See `SetIndex`."""
-        self.faults.check("ping")
-
-    async def close(self) -> None:
         """Nothing to give back."""

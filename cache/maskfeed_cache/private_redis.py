@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from maskfeed_automata.errors import StoreError, StoreUnavailable
 from maskfeed_cache import redis_watchdog
 from maskfeed_cache.connection import Timeouts, open_client, store_errors
 
-__all__ = ["PrivateRedis", "find_redis_server", "well_known_directory"]
+__all__ = ["PrivateRedis", "find_redis_server", "maxmemory_for", "well_known_directory"]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _POLL_S: Final = 0.01
 # sockaddr_un has 108 bytes on Linux and 104 on macOS, the final zero included
 _MAX_SOCKET_PATH_BYTES: Final = 103
 _DEFAULT_MAXMEMORY_BYTES: Final = 1 << 30
+_OVERHEAD_BYTES: Final = 64 << 20
 # Before each new start of a server that ended, seconds. After the last one the owner is told.
 _RESTART_WAITS_S: Final = (0.0, 0.1, 0.5, 1.0, 2.0)
 # A server that has run for so long begins with the first wait again.
@@ -54,6 +55,22 @@ def well_known_directory(environment: Mapping[str, str]) -> Path:
     if runtime_directory:
         return Path(runtime_directory) / "maskfeed"
     return Path(tempfile.gettempdir()) / f"maskfeed-{os.geteuid()}"
+
+
+def maxmemory_for(limits_bytes: Iterable[int]) -> int:
+    """Memory, in bytes, that a private server needs to keep what its users may put into it.
+
+    It is more than their limits: blobs that nothing refers to stay for seconds, and the index, the streams and Redis
+    itself take their share.
+
+    Args:
+        limits_bytes: of the cache's layers and of the named sets; 0: no limit.
+
+    Returns:
+        For `PrivateRedis`; 0, no limit, if one of them has none.
+    """
+    limits = list(limits_bytes)
+    return 0 if 0 in limits else sum(limits) * 5 // 4 + _OVERHEAD_BYTES
 
 
 def find_redis_server() -> str:
@@ -82,8 +99,8 @@ class PrivateRedis:
 
     Args:
         directory: holds socket, lock and log; made with mode 0700 if missing.
-        maxmemory_bytes: beyond it the sets that were not used for longest make room. What is renewed all the time
-            (records, leases, vocabularies) and what has no TTL (streams) stays.
+        maxmemory_bytes: beyond it the blobs that were not used for longest make room; 0: no limit. What is renewed all
+            the time (records, leases, vocabularies) and what has no TTL (counts, streams, named sets) stays.
 
     Raises:
         StoreError: the path is too long for a UNIX socket.

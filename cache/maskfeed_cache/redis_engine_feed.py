@@ -6,6 +6,7 @@ so one answer is one `receive`.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,6 +17,7 @@ from maskfeed_cache.feed_messages import (
     EngineEvent,
     EngineRecord,
     GatewayMessage,
+    HeldUsage,
     decode_gateway_message,
     encode_message,
 )
@@ -79,7 +81,7 @@ class RedisEngineFeed:
             self._write_record(record)
         self._registered = (record, vocabulary)
 
-    def renew(self) -> None:
+    def renew(self, held: HeldUsage | None = None) -> None:
         """See `EngineFeed`. The record is written each time: the same work as extending it, and it mends a loss."""
         if self._registered is None:
             raise InternalInvariant("renew before register or after retire")
@@ -88,7 +90,7 @@ class RedisEngineFeed:
         with store_errors("renew"):
             if not self._client.expire(key, VOCABULARY_TTL_S):
                 self._client.set(key, vocabulary, ex=VOCABULARY_TTL_S)
-            self._write_record(record)
+            self._write_record(replace(record, held=held))
 
     def retire(self) -> None:
         """See `EngineFeed`."""

@@ -23,12 +23,15 @@ from maskfeed_cache.connection import (
 )
 from maskfeed_cache.feed_messages import (
     Announcement,
+    Clear,
     Ended,
     EngineEvent,
     EngineRecord,
+    GatewayMessage,
     decode_engine_event,
     encode_message,
 )
+from maskfeed_cache.fence import Fence
 from maskfeed_cache.keys import LEASE_MS, STREAM_MAX_ENTRIES, Keyspace
 from maskfeed_cache.stream import BEGINNING, decode_entries, resume_position
 
@@ -151,6 +154,12 @@ class RedisGatewayFeed:
                 self._add(pipeline, Ended(nonce))
             await pipeline.execute()
 
+    async def clear(self, fence: Fence) -> None:
+        """See `GatewayFeed`. One round trip."""
+        async with self._store_errors("clear"), self._client.pipeline(transaction=False) as pipeline:
+            self._add(pipeline, Clear(fence.epoch, fence.generation))
+            await pipeline.execute()
+
     async def events(self) -> AsyncIterator[EngineEvent]:
         """See `GatewayFeed`."""
         while not self._is_closed and (event := await self._queue.get()) is not None:
@@ -204,7 +213,7 @@ class RedisGatewayFeed:
         newest: Any = await self._client.xrevrange(self._keys.events, count=1)
         return newest[0][0] if newest else None
 
-    def _add(self, pipeline: Any, message: Announcement | Ended) -> None:
+    def _add(self, pipeline: Any, message: GatewayMessage) -> None:
         pipeline.xadd(self._keys.feed, encode_message(message), maxlen=STREAM_MAX_ENTRIES, approximate=True)
 
     def _decode_record(self, text: bytes) -> EngineRecord | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from maskfeed_cache.fence import Acquired, Commit, Failure, Fence, IndexEntry, Layer, Lease, News, Pin, Usage
 
-__all__ = ["BlobStore", "CacheIndex", "SetIndex", "VocabularySource", "hash_blob"]
+__all__ = ["BlobStore", "CacheIndex", "VocabularySource", "hash_blob"]
 
 
 def hash_blob(blob: bytes | memoryview) -> str:
@@ -68,9 +68,11 @@ class CacheIndex(Protocol):
     """
 
     async def acquire(self, layer: Layer, key: str, *, token: str, lease_ms: int, pin: Pin | None = None) -> Acquired:
-        """The entry of `key`, or the right to compute it. Counts a hit or a miss; a hit renews the entry's life.
+        """The entry of `key`, or the right to compute it. A hit renews the life of entry and blob.
 
-        An entry whose blob is gone is dropped and is no hit. The present holder's own token is granted again.
+        An entry whose blob is gone is dropped and is no hit. The present holder's own token is granted again, and the
+        lease renewed. Hit counts a hit, a new lease counts a miss, Held and Remembered count nothing: whoever is held
+        asks again, so each request counts once.
 
         Raises:
             CapacityError: the store is at its memory limit.
@@ -116,53 +118,24 @@ class CacheIndex(Protocol):
         ...
 
     async def sweep(self) -> int:
-        """Delete blobs of entries that were evicted, expired, cleared or refused. Returns how many; 0: nothing left."""
+        """Delete blobs of entries that were evicted, expired, cleared or refused, a bounded number of them.
+
+        Never one that an entry or a pin refers to, nor one that was stored a moment ago: its commit may be on its way.
+
+        Returns:
+            How many; 0: nothing is left for now.
+        """
         ...
 
     def news(self) -> AsyncIterator[News]:
-        """What happens from the first step of the iterator on. A loss of the store is waited out, then Resync."""
+        """What happens from now on. The first is Resync: whatever is done after it, the iterator tells.
+
+        A loss of the store is waited out, then Resync comes again.
+        """
         ...
 
     async def ping(self) -> None:
         """Return if the index answers."""
-        ...
-
-    async def close(self) -> None:
-        """Give connections back. Idempotent."""
-        ...
-
-
-class SetIndex(Protocol):
-    """digest -> artifact hash. For one event loop."""
-
-    async def lookup(self, digest: str) -> IndexEntry | None:
-        """The entry of `digest`, or None. An entry whose blob is gone is dropped and counts as None.
-
-        Raises:
-            StoreUnavailable: no connection, or no answer in time.
-            CorruptArtifact: the entry can't be read.
-        """
-        ...
-
-    async def commit(self, digest: str, entry: IndexEntry) -> bool:
-        """Record that `digest` compiles to `entry`; the blob is there already.
-
-        Returns:
-            True if the digest is new; False if it was there already (a duplicate compile). A deterministic compiler
-            gives the same hash again; a different hash replaces the entry.
-
-        Raises:
-            CapacityError: the store is at its memory limit.
-            StoreUnavailable: no connection, or no answer in time.
-        """
-        ...
-
-    async def ping(self) -> None:
-        """Return if the index answers.
-
-        Raises:
-            StoreUnavailable: no connection, or no answer in time.
-        """
         ...
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ from maskfeed_automata.errors import (
     VocabularyMismatch,
     WorkerError,
 )
+from maskfeed_cache.set_cache import SetCache
 
 __version__ = "0.1.0"
 
@@ -71,6 +72,7 @@ __all__ = [
     "RankFailure",
     "RequestError",
     "Rows",
+    "SetCache",
     "SetRefused",
     "StoreError",
     "StoreUnavailable",

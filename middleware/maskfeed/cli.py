@@ -18,7 +18,7 @@ from typing import Any, Never, TypeVar, get_args
 import click
 
 from maskfeed import Automaton, CandidateSet, LeadingSpace, Vocabulary, __version__
-from maskfeed.config import GatewaySettings
+from maskfeed.config import COMPILERS, GatewaySettings
 from maskfeed_automata import build
 from maskfeed_automata.errors import MaskfeedError, ParameterError, StoreError
 
@@ -55,6 +55,15 @@ def _connection_options(command: _F) -> _F:
     return command
 
 
+def _compiler_options(command: _F) -> _F:
+    for option in (
+        click.option("--ray-address", help="Ray cluster to compile in; default: RAY_ADDRESS, else a private one."),
+        click.option("--compiler", type=click.Choice(COMPILERS), help="Who compiles: own threads, or Ray actors."),
+    ):
+        command = option(command)
+    return command
+
+
 def _json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
@@ -84,6 +93,7 @@ def _leading_space_option(command: _F) -> _F:
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes a free one.")
 @click.option("--deadline-ms", type=int, help="Time until a set is ready, for requests that give none.")
+@_compiler_options
 def serve(**given: Any) -> None:
     """Run the gateway in front of a vLLM server.
 
@@ -112,6 +122,8 @@ def serve(**given: Any) -> None:
             raise click.UsageError(f"MASKFEED_REDIS_URL or --redis-url: {error.message}") from error
         run(settings.redis_url)
         return
+    if settings.compiler == "ray" and (settings.ray.address or os.environ.get("RAY_ADDRESS")):
+        raise click.UsageError("actors of a Ray cluster can't reach a private Redis: give --redis-url, too")
     with PrivateRedis(well_known_directory(os.environ)) as private:
         run(private.url, private.keep_running)
 

@@ -31,6 +31,15 @@ def test_members_are_sorted_unique_and_know_where_they_came_from(candidates):
     assert found.rank_of(b"\xff" * 20) is None
 
 
+@settings(max_examples=300, deadline=None)
+@given(_lists, _lists)
+def test_the_members_of_another_set_are_found_by_their_rank(candidates, sought):
+    found, other = CandidateSet.from_strings(candidates), CandidateSet.from_strings(sought)
+    members = sorted(set(candidates))
+    expected = [members.index(each) if each in members else -1 for each in sorted(set(sought))]
+    assert found.ranks_of(other).tolist() == expected
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_the_digest_does_not_depend_on_order_duplicates_or_type(texts, random):

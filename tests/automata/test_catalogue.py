@@ -9,7 +9,7 @@ import maskfeed
 from candidate_sets import candidate_set
 from maskfeed_automata import CandidateSet, Catalogue, Limits, Vocabulary, compile
 from maskfeed_automata.errors import CandidateError, LimitExceeded, ParameterError
-from maskfeed_automata.sort_kernels import pick_ranks
+from maskfeed_automata.member_kernels import pick_ranks
 from vocabularies import HAND_STOP, hand_vocabulary, random_candidates
 
 MODES = ("never", "optional", "always")

@@ -1,8 +1,8 @@
 """Each kernel beside its plain Python twin, on random vocabularies and candidates.
 
 The twins know one thing: sorted prefixes are a trie in preorder, and prefixes sorted by length first are it breadth
-first. Kernels that check artifacts have theirs in test_check_kernels, `pick_ranks` in test_catalogue; `follow`,
-`permitted` and `step_slots` are compared with the oracle in test_oracle.
+first. Kernels that check artifacts have theirs in test_check_kernels, `pick_ranks` in test_catalogue, `find_members` in
+test_candidates; `follow`, `permitted` and `step_slots` are compared with the oracle in test_oracle.
 """
 
 from itertools import pairwise
@@ -11,20 +11,29 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskfeed_automata import Vocabulary, compile
-from maskfeed_automata.kernels import FIRST, TOKEN, bit_at, goto, popcount, rank_at
-from maskfeed_automata.mask_kernels import branch_masks, live_bits, reached_bits, shortest_count
+from maskfeed_automata import CandidateSet, Vocabulary, compile
+from maskfeed_automata.kernels import bit_at, cell_base, cell_token, next_cell, popcount, rank_at
+from maskfeed_automata.mask_kernels import (
+    TOO_DEEP,
+    gather_masks,
+    live_bits,
+    reached_bits,
+    shortest_count,
+    walk_masks,
+)
 from maskfeed_automata.sort_kernels import (
     common_prefix,
     finish_order,
+    gather_strings,
     is_ascending,
     merge_equal,
     prefix_keys,
-    split_at,
+    split_at_zeros,
 )
 from maskfeed_automata.step_kernels import end_of_forced, set_bits
-from maskfeed_automata.token_kernels import dense_rows, is_sound, place_tokens
-from maskfeed_automata.trie_kernels import branch_and_leaf_bits, build_nodes, child_lists, count_before, merge_spaced
+from maskfeed_automata.token_kernels import is_sound, pack_cells, place_tokens
+from maskfeed_automata.trie_kernels import build_nodes, child_lists, count_before, merge_spaced
+from maskfeed_automata.word_kernels import common_length, copy_bytes, prefix_key, zero_at
 from vocabularies import random_candidates, random_tokens, tokens_of
 
 words = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5)
@@ -72,10 +81,15 @@ def test_sorting(texts, extra):
     keys = prefix_keys(data, starts, lengths, shared)
     padded = [text[shared:][:8].ljust(8, b"\0") for text in texts]
     assert keys.tolist() == [int.from_bytes(head, "big") for head in padded]
-    order = np.argsort(keys, kind="stable" if extra % 2 else "quicksort")
-    finish_order(data, starts, lengths, keys[order], order, shared)
-    assert [texts[i] for i in order] == sorted(texts)
-    merged, merged_offsets, rank_of_input, first_input = merge_equal(data, starts, lengths, order)
+    by_key = np.argsort(keys, kind="stable" if extra % 2 else "quicksort")
+    gathered = np.empty(data.size + 8, np.uint8)
+    gathered_offsets = gather_strings(data, starts, lengths, by_key, gathered)
+    assert [gathered[a:b].tobytes() for a, b in pairwise(gathered_offsets.tolist())] == [texts[i] for i in by_key]
+    order = finish_order(gathered, gathered_offsets, keys[by_key], shared)
+    assert [texts[i] for i in by_key[order]] == sorted(texts)
+    merged, merged_offsets, rank_of_input, first_input = merge_equal(
+        gathered, gathered_offsets, order, by_key, np.empty_like(gathered)
+    )
     unique = sorted(set(texts))
     assert merged.tobytes() == b"".join(unique)
     assert np.diff(merged_offsets).tolist() == [len(text) for text in unique]
@@ -87,7 +101,7 @@ def test_sorting(texts, extra):
 @given(st.lists(st.binary(max_size=4), min_size=1, max_size=6), st.integers(1, 6))
 def test_splitting(texts, n_strings):
     joined = b"\0".join(texts)
-    starts, lengths, is_split = split_at(np.frombuffer(joined, np.uint8), 0, n_strings)
+    starts, lengths, is_split = split_at_zeros(np.frombuffer(joined, np.uint8), n_strings)
     parts = joined.split(b"\0")
     assert is_split == (len(parts) == n_strings)
     if is_split:
@@ -95,16 +109,45 @@ def test_splitting(texts, n_strings):
 
 
 @settings(deadline=None)
+@given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=20), st.integers(0, 20))
+def test_bytes_in_words(head, tail, text, gap):
+    """Also where fewer than eight bytes are left of the array."""
+    data = np.frombuffer(head + text + b"\xff" * gap + text + tail, np.uint8)
+    whole, first, second = data.tobytes(), len(head), len(head) + len(text) + gap
+    for limit in range(len(data) - second + 1):
+        same = next((k for k in range(limit) if whole[first + k] != whole[second + k]), limit)
+        assert common_length(data, first, second, limit) == same
+    for start in range(len(data) + 1):
+        assert zero_at(data, start) == (whole + b"\0").index(0, start)
+        for length in (-1, *range(len(data) - start + 1)):
+            padded = whole[start : start + max(length, 0)][:8].ljust(8, b"\0")
+            assert prefix_key(data, start, length) == int.from_bytes(padded, "big")
+    for space in (0, 3, 20):
+        target = np.full(5 + len(text) + space, 7, np.uint8)
+        copy_bytes(data, first, len(text), target, 5)
+        assert target[: 5 + len(text)].tobytes() == b"\7" * 5 + text
+        assert target[5 + len(text) + 7 :].tobytes() == b"\7" * max(0, space - 7)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from((b"abcdefgh", b"abcdefgi", b"\0", b"z")), max_size=6), min_size=60))
+def test_sorting_many_strings_that_look_alike(parts):
+    """More than are sorted by insertion, with few different keys."""
+    texts = [b"".join(each) + b"!" for each in parts] * 3
+    order = np.argsort(CandidateSet.from_strings(texts).rank_of_input)
+    assert [texts[i] for i in order] == sorted(texts)
+
+
+@settings(deadline=None)
 @given(random_candidates)
 def test_tries(candidates):
     members = sorted(set(candidates))
-    byte, end, terminal = build_nodes(*flat(members))
+    byte, end, terminal, branch, leaf = build_nodes(*flat(members))
     nodes = prefixes_of(members)
     assert byte.tolist() == [0, *(prefix[-1] for prefix in nodes[1:])]
     assert end.tolist() == [n + sum(other.startswith(prefix) for other in nodes) for n, prefix in enumerate(nodes)]
     assert bits_of(terminal) == [n for n, prefix in enumerate(nodes) if prefix in members]
     leaves = [prefix for prefix in nodes if not children_of(nodes, prefix)]
-    branch, leaf = branch_and_leaf_bits(end)
     assert bits_of(leaf) == [nodes.index(prefix) for prefix in leaves]
     branches = [prefix for prefix in nodes if sum(other.startswith(prefix) for other in leaves) > 1]
     assert bits_of(branch) == [nodes.index(prefix) for prefix in branches]
@@ -135,23 +178,26 @@ def test_tokenizer_automata(drawn):
     nodes = sorted(prefixes_of(tokens), key=lambda prefix: (len(prefix), prefix))
     first = [1, *np.cumsum([len(children_of(nodes, prefix)) for prefix in nodes]) + 1]
     ids = {token: [k for k, other in enumerate(tokens) if other == token] for token in tokens if token}
-    assert built.links[:, FIRST].tolist() == first
+    assert built.first.tolist() == first
     assert built.label.tolist() == [0, *(prefix[-1] for prefix in nodes[1:])]
-    assert built.links[:-1, TOKEN].tolist() == [min(ids.get(prefix, [-1])) for prefix in nodes]
     later = {k: next((other for other in same if other > k), -1) for same in ids.values() for k in same}
     assert built.twin.tolist() == [later.get(k, -1) for k in range(len(tokens))]
-    place = {prefix: n for n, prefix in enumerate(nodes)}
-    upper = [prefix for prefix in nodes if len(prefix) < 2]
-    dense = [place.get(prefix + bytes([byte]), -1) for prefix in upper for byte in range(256)]
-    first_array, label = built.links[:, FIRST].copy(), built.label
-    assert dense_rows(first_array, label).tolist() == dense == built.dense.tolist()
+    cell_of = {b"": built.cells[0]}
     for prefix in nodes:
+        assert cell_token(cell_of[prefix]) == min(ids.get(prefix, [-1]))
+        assert (cell_base(cell_of[prefix]) != 0) == bool(children_of(nodes, prefix))
         for byte in range(256):
-            found = goto(built.links, label, built.dense, built.n_dense, place[prefix], byte)
-            assert found == place.get(prefix + bytes([byte]), -1)
-    assert is_sound(first_array, label)
-    links, twin, n_missing = place_tokens(first_array, label, *flat([*tokens, b"b" * 9]))
-    assert (n_missing, links[:-1, TOKEN].tolist()) == (1, built.links[:-1, TOKEN].tolist())
+            cell = next_cell(built.cells, cell_base(cell_of[prefix]), byte)
+            longer = prefix + bytes([byte])
+            assert (cell != 0) == (longer in nodes)
+            if cell:
+                cell_of[longer] = cell
+    assert is_sound(built.first, built.label)
+    cells = pack_cells(built.first, built.label, 1 + len(nodes))
+    assert pack_cells(built.first, built.label, cells.size // 256).tolist() == cells.tolist()
+    assert pack_cells(built.first, built.label, cells.size // 256 - 1).size == 0 or cells.size == 256
+    twin, n_missing = place_tokens(cells, *flat([*tokens, b"b" * 9]))
+    assert (n_missing, cells.tolist()) == (1, built.cells.tolist())
     assert twin[:-1].tolist() == built.twin.tolist()
 
 
@@ -170,24 +216,31 @@ def test_masks(drawn, candidates):
         live |= {prefix} if any(prefix + token in live for token in known) else set()
 
     built = Vocabulary.from_token_bytes(tokens).tokenizer_automaton
-    byte, end, terminal = build_nodes(*flat(members))
-    branch, _ = branch_and_leaf_bits(end)
-    parts = (built.links, built.label, built.dense, built.n_dense, built.longest)
-    assert {nodes[n] for n in bits_of(reached_bits(byte, end, *parts))} == reached
-    found = live_bits(byte, end, terminal, *parts)
+    byte, end, terminal, branch, _ = build_nodes(*flat(members))
+    assert {nodes[n] for n in bits_of(reached_bits(byte, end, built.cells, built.longest))} == reached
+    found = live_bits(byte, end, terminal, built.cells, built.longest)
     assert {nodes[n] for n in bits_of(found)} == live
     branches = [nodes[n] for n in bits_of(branch)]
     for bitmap, ends in ((np.empty(0, np.uint64), set(nodes)), (found, live)):
-        ptr, ids = branch_masks(
-            *(byte, end, branch, bitmap, built.links, built.label, built.twin, built.dense),
-            *(built.n_dense, built.longest, len(branches), 1 << 20),
-        )
         expected = [
             sorted((token, k) for k, token in enumerate(tokens) if token and prefix + token in ends)
             for prefix in branches
         ]
+        n_ids = sum(map(len, expected))
+        walked = (byte, end, branch, bitmap, built.cells, built.twin)
+        pairs = np.empty(n_ids + 7, np.uint64)
+        assert walk_masks(*walked, 1000, 1 << 20, pairs) == n_ids
+        # Little space: as far as it goes, and how much it should have been; not deep enough; too many.
+        few = np.zeros(n_ids // 2, np.uint64)
+        assert walk_masks(*walked, 1000, 1 << 20, few) == n_ids
+        assert few.tolist() == pairs[: few.size].tolist()
+        assert walk_masks(*walked, 1, 1 << 20, pairs) == (TOO_DEEP if branches else 0)
+        if n_ids:
+            assert 0 < walk_masks(*walked, 1000, 0, few) <= n_ids
+        ptr, ids = np.empty(len(branches) + 1, np.int32), np.empty(n_ids, np.int32)
+        gather_masks(pairs[:n_ids], ptr, ids)
         assert np.diff(ptr).tolist() == [len(row) for row in expected]
-        assert ids[: ptr[-1]].tolist() == [k for row in expected for _, k in row]
+        assert ids.tolist() == [k for row in expected for _, k in row]
 
 
 @settings(deadline=None)
@@ -199,7 +252,7 @@ def test_shortest_tokenisations(drawn, candidates):
         fewest = [0] + [len(text) + 1] * len(text)
         for n in range(1, len(text) + 1):
             fewest[n] = min([fewest[n], *(fewest[k] + 1 for k in range(n) if text[k:n] in tokens)])
-        found = shortest_count(np.frombuffer(text, np.uint8), built.links, built.label, built.dense, built.n_dense)
+        found = shortest_count(np.frombuffer(text, np.uint8), built.cells)
         assert found == (fewest[-1] if fewest[-1] <= len(text) else -1)
 
 

@@ -220,14 +220,14 @@ def test_an_automaton_is_built_once_and_then_read_from_disk(tmp_path, monkeypatc
     (path,) = directory.iterdir()
     second = load_tokenizer_automaton(Vocabulary.from_token_bytes(HAND_TOKENS), cache_directory=directory)
     assert len(built) == 1
-    assert first.links.tolist() == second.links.tolist()
+    assert first.cells.tolist() == second.cells.tolist()
     assert (first.n_nodes, first.nbytes, first.longest) == (second.n_nodes, second.nbytes, 4)
 
     for damaged in (b"", path.read_bytes()[:-1], path.read_bytes()[:-1] + b"\x07", b"x" * 500):
         path.write_bytes(damaged)
         built.clear()
         third = load_tokenizer_automaton(Vocabulary.from_token_bytes(HAND_TOKENS), cache_directory=directory)
-        assert (len(built), third.links.tolist()) == (1, first.links.tolist())
+        assert (len(built), third.cells.tolist()) == (1, first.cells.tolist())
     built.clear()
     warm = Vocabulary.from_token_bytes(HAND_TOKENS)
     assert load_tokenizer_automaton(warm, cache_directory=directory) is load_tokenizer_automaton(warm)

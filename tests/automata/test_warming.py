@@ -32,6 +32,7 @@ for round_ in range(60):
         words += ["ü", "a\\0", b"\\xff"]
     candidate_set = CandidateSet.from_strings(words)
     candidate_set.digest(vocabulary.fingerprint, mode)
+    candidate_set.ranks_of(CandidateSet.from_strings(["ab", *words[:3]]))
     automaton = compile(vocabulary, words, stop_token_ids=[stop], leading_space=mode)
     if round_ % 2:
         automaton = Automaton.from_bytes(automaton.to_bytes(), vocabulary, stop_token_ids=[stop])

@@ -11,7 +11,8 @@ import redis
 from feed_samples import RECORD, VOCABULARY, announcement
 from maskfeed_automata.errors import InternalInvariant, StoreUnavailable, UnknownArtifact
 from maskfeed_cache.feed import EngineFeed, GatewayFeed
-from maskfeed_cache.feed_messages import Dead, Ended, EngineRecord, Failed, Ready
+from maskfeed_cache.feed_messages import Clear, Dead, Ended, EngineRecord, Failed, HeldUsage, Ready
+from maskfeed_cache.fence import Fence
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.memory_broker import MemoryBroker
 from maskfeed_cache.memory_feed import MemoryEngineFeed, MemoryGatewayFeed
@@ -103,6 +104,27 @@ async def test_messages_of_a_gateway_reach_the_engine_in_their_order(feeds: Feed
     await gateway.announce(second)
     engine.arm()
     assert engine.receive() == [first, Ended("8"), Ended("9"), second]
+
+
+async def test_a_clear_reaches_the_engine_in_its_place_with_its_generation(feeds: Feeds) -> None:
+    engine, gateway = feeds.engine(), await feeds.gateway()
+    before = replace(announcement("1", gateway.gateway), cache_epoch="e" * 32, generation=1)
+    after = replace(announcement("2", gateway.gateway), cache_epoch="e" * 32, generation=2)
+    await gateway.announce(before)
+    await gateway.clear(Fence("e" * 32, 2))
+    await gateway.announce(after)
+    engine.arm()
+    assert engine.receive() == [before, Clear("e" * 32, 2), after]
+
+
+async def test_a_gateway_sees_what_an_engine_held_at_its_last_renewal(feeds: Feeds) -> None:
+    engine, gateway = feeds.engine(), await feeds.gateway()
+    assert (await gateway.engines())[0].held is None
+    for usage in (HeldUsage("e" * 32, 1, 2, 30, 0, 0, 100), HeldUsage("e" * 32, 2, 0, 0, 1, 20, 100)):
+        engine.renew(usage)
+        (record,) = await gateway.engines()
+        assert record.held == usage
+        assert record == RECORD, "a gateway must not take new figures for another engine"
 
 
 async def test_an_engine_asks_again_from_where_it_stopped(feeds: Feeds) -> None:

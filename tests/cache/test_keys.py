@@ -1,23 +1,28 @@
 """The table of keys is the truth: for the code, for the documents and for what lies in Redis."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from feed_samples import RECORD, VOCABULARY, announcement
 from maskfeed_cache import keys
 from maskfeed_cache.feed_messages import Dead
-from maskfeed_cache.fence import IndexEntry
+from maskfeed_cache.fence import Failure, Granted, IndexEntry, Layer, Pin
 from maskfeed_cache.keys import Keyspace
+from maskfeed_cache.named_sets import PackedList
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
-from maskfeed_cache.redis_store import RedisBlobStore, RedisSetIndex
+from maskfeed_cache.redis_index import RedisIndex
+from maskfeed_cache.redis_named_sets import RedisNamedSets
+from maskfeed_cache.redis_store import RedisBlobStore
+from maskfeed_cache.scripts import Script
 from redis_server import RedisServer
 
-SECONDS_OF = {"none": -1, "6 s": 6, "1 h": 3_600, "2 h": 7_200}
+SECONDS_OF = {"none": -1, "as asked": 60, "6 s": 6, "1 h": 3_600, "2 h": 7_200}
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,9 @@ async def test_every_key_in_redis_is_in_the_table_with_its_type_and_life_span(
         for key in client.scan_iter():
             seen[key.decode()] = (client.type(key).decode(), client.pttl(key))
 
-    blobs, index = RedisBlobStore(redis_url), RedisSetIndex(redis_url)
     engine, gateway = RedisEngineFeed(redis_url, Keyspace()), RedisGatewayFeed(redis_url, Keyspace())
-    await index.commit("d" * 64, IndexEntry(blobs.put(b"artifact"), 8))
-    await index.lookup("d" * 64)
+    await use_cache(redis_url, look)
+    await use_named_sets(redis_url, client, look)
     engine.register(RECORD, VOCABULARY)
     await gateway.start()
     await gateway.announce(announcement("1"))
@@ -74,9 +78,40 @@ async def test_every_key_in_redis_is_in_the_table_with_its_type_and_life_span(
         else:
             assert 0 < pttl_ms <= matching[0].ttl_s * 1_000, key
     assert met == set(rows)
-    for closing in (blobs, engine):
-        closing.close()
+    engine.close()
+
+
+async def use_cache(url: str, look: Callable[[], None]) -> None:
+    blobs, index = RedisBlobStore(url), RedisIndex(url)
+    leases = {}
+    for layer, key in ((layer, key * 64) for layer in Layer for key in "abcd"):
+        answer = await index.acquire(layer, key, token="t", lease_ms=60_000)
+        assert isinstance(answer, Granted)
+        leases[layer, key[0]] = answer.lease
+    for layer in Layer:
+        await index.commit(leases[layer, "a"], IndexEntry(blobs.put(b"artifact"), 8), pin=Pin(f"p-{layer}", 60_000))
+        await index.commit(leases[layer, "b"], IndexEntry(blobs.put(b"other"), 5))
+        await index.fail(leases[layer, "c"], Failure("bad-candidate", "empty", {}), remember_ms=60_000)
+    look()
+    await index.clear()
+    await index.sweep()
+    look()
+    blobs.close()
     await index.close()
+
+
+async def use_named_sets(url: str, client: redis.Redis, look: Callable[[], None]) -> None:
+    names, keyspace = RedisNamedSets(url), Keyspace()
+    # a writer that is between its reservation and its list
+    reserve = Script.load("names_reserve")
+    client.eval(reserve.source, 2, keyspace.reserved_lists, keyspace.garbage_lists, "e" * 32, 60_000)
+    for name in ("stays", "goes"):
+        await names.put("t" * 64, name, PackedList("d" * 64, 1, b"packed"))
+    look()
+    await names.delete("t" * 64, "goes")
+    client.sadd(keyspace.garbage_lists, "f" * 32)
+    look()
+    await names.close()
 
 
 def test_the_documents_repeat_the_table_word_for_word() -> None:
@@ -93,7 +128,9 @@ def test_keys_of_one_group_share_a_hash_tag_and_blobs_have_their_own() -> None:
     keyspace = Keyspace(group="g")
     group_keys = [keyspace.feed, keyspace.events, keyspace.engines, keyspace.engine("e"), keyspace.gateway("g")]
     assert {tag(key) for key in group_keys} == {"group:g"}
-    assert tag(keyspace.index("d1")) == tag(keyspace.index("d2"))
+    cache_keys = [*keyspace.cache, keyspace.lease(Layer.SETS, "k"), keyspace.failure(Layer.SETS, "}{k")]
+    assert {tag(key) for key in cache_keys} == {"cache"}
+    assert len(set(cache_keys)) == len(cache_keys)
     assert tag(keyspace.blob("h1")) == "h1"
     assert tag(keyspace.vocabulary("f")) == "f"
 

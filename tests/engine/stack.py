@@ -13,7 +13,7 @@ from maskfeed_cache.private_redis import PrivateRedis
 from processes import ChildProcess, http_answers
 from services import free_port, gateway_command
 
-__all__ = ["Stack", "gateway", "served_stack", "stack"]
+__all__ = ["Stack", "gateway", "gateway_process", "served_stack", "stack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ class Stack:
 @contextmanager
 def gateway(engine_url: str, redis_url: str, *, group: str = "default", wait_ready: bool = True) -> Iterator[str]:
     """`maskfeed serve` in front of an engine; yields its URL, once it is ready (or alive, if that is enough)."""
+    with gateway_process(engine_url, redis_url, group=group, wait_ready=wait_ready) as (url, _):
+        yield url
+
+
+@contextmanager
+def gateway_process(
+    engine_url: str, redis_url: str, *, group: str = "default", wait_ready: bool = True
+) -> Iterator[tuple[str, ChildProcess]]:
+    """The same, with its process."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [*gateway_command(port, engine_url=engine_url, redis_url=redis_url), "--group", group]
@@ -37,7 +46,7 @@ def gateway(engine_url: str, redis_url: str, *, group: str = "default", wait_rea
         "gateway", command, log_path=log, environment={"PYTHONPATH": EngineServer.python_path()}
     ) as child:
         child.wait_until(lambda: http_answers(f"{url}/{'ready' if wait_ready else 'health'}"), timeout_s=120)
-        yield url
+        yield url, child
 
 
 @contextmanager

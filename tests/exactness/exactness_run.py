@@ -189,7 +189,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in total.faults:
         print(f"FAULT {fault}")
     print(f"{len(total.faults)} faults, {time.perf_counter() - start:.0f} s")
+    print(verdict(reports, total, is_all=not (options.quick or options.tokenizers)))
     return 1 if total.faults else 0
+
+
+def verdict(reports: Sequence[Report], total: Report, *, is_all: bool) -> str:
+    """What the counts allow to say, in a sentence.
+
+    Args:
+        reports: of the tokenizers.
+        total: their sum; its faults are what must not be.
+        is_all: whether nothing was left out.
+    """
+    engines = {name: EngineCounts() for name in ENGINES}
+    for report in reports:
+        for name, counts in report.engines.items():
+            engines[name].add(counts)
+    compared = {name: counts for name, counts in engines.items() if counts.n_masks}
+    judges = ["brute force", *(["a full grammar engine"] if compared else [])]
+    scope = "every tokenizer and every set we could find" if is_all else "the tokenizers and sets that were asked for"
+    figures = [f"{len(reports)} tokenizers, {total.n_sets} pairs with a set, {total.counts.visited:,} prefixes"]
+    figures.append(f"{len(total.counts.mismatches):,} masks differ from brute force")
+    for name, counts in compared.items():
+        known, unknown = counts.classes.total(), len(counts.unclassified)
+        figures.append(
+            f"of {counts.n_masks:,} of {name} {known:,} for known reasons of its own, {unknown:,} for unknown ones"
+        )
+    equal = f"{'not ' if total.faults else ''}equal to {' and to '.join(judges)} on {scope}"
+    return f"{equal} ({'; '.join(figures)})"
 
 
 def _print_masks(reports: Sequence[Report]) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brute_force import BruteForce, Tokens, is_inside_character
-from exactness_run import main
+from exactness_run import Report, main, verdict
+from grammar_engines import EngineCounts
 from maskfeed_automata import Vocabulary, compile
 from nasty_sets import NASTY_SET_NAMES, nasty_set
 from reference import Oracle
@@ -67,3 +68,23 @@ def test_nasty_sets_are_the_same_every_time_and_without_duplicates(name):
 def test_the_quick_run_finds_no_difference(capsys):
     assert main(["--quick"]) == 0
     assert "\n0 faults" in capsys.readouterr().out
+
+
+def test_the_sentence_says_what_was_counted_and_no_more():
+    report = Report("one", 300, n_sets=7)
+    report.counts.visited = 1_234
+    alone = verdict([report], report, is_all=False)
+    assert alone.startswith(
+        "equal to brute force on the tokenizers and sets that were asked for (1 tokenizers, 7 pairs"
+    )
+    assert "1,234 prefixes; 0 masks differ from brute force)" in alone
+    report.engines = {"xgrammar": EngineCounts()}
+    report.engines["xgrammar"].n_masks = 50
+    report.engines["xgrammar"].classes["of its own"] = 2
+    whole = verdict([report], report, is_all=True)
+    assert whole.startswith(
+        "equal to brute force and to a full grammar engine on every tokenizer and every set we could find ("
+    )
+    assert "of 50 of xgrammar 2 for known reasons of its own, 0 for unknown ones" in whole
+    report.faults.append("a wrong mask")
+    assert verdict([report], report, is_all=True).startswith("not equal to brute force")

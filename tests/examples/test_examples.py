@@ -62,6 +62,16 @@ def test_the_transformers_example_answers_each_question_from_its_own_list():
 
 
 @pytest.mark.engine
+def test_the_named_set_example_stores_a_list_asks_for_all_and_for_a_part_and_changes_it(stack: Stack):
+    output = run_example("05_named_set.py", stack.gateway_url)
+    of_all, of_two = answers_in(output)
+    assert of_all in {"Paris", "Rome", "Oslo"}
+    assert of_two in {"Paris", "Rome"}
+    assert "one of 2, generation" in output
+    assert "1 added, 1 removed" in output
+
+
+@pytest.mark.engine
 @pytest.mark.full
 def test_the_demo_answers_its_first_turns_and_says_so():
     output = run_example("icd10_rag/demo.py", "--turns", "2", "--skip-native")

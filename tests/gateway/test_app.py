@@ -15,7 +15,7 @@ from aiohttp import ClientConnectionError, ClientPayloadError
 from fake_engine import RAW_PIECES, VOCABULARY, FakeEngine, engine_record
 from gateway_stack import gateway_stack, http_client, serving
 from manual_clock import settle
-from maskfeed.config import GatewaySettings
+from maskfeed.config import GatewaySettings, QueueSettings
 from maskfeed.service.app import create_app, open_parts
 from maskfeed.service.routes import PARTS, PASSED_THROUGH
 from maskfeed_cache.keys import Keyspace
@@ -120,7 +120,7 @@ async def test_candidates_on_another_route_are_400(client, stack):
 
 
 async def test_a_full_queue_is_429_and_says_when_to_come_again():
-    settings = GatewaySettings(queue_limit=0)
+    settings = GatewaySettings(queue=QueueSettings(limit=0))
     async with gateway_stack(settings=settings, parallelism=1) as stack, http_client(stack) as client:
         stack.compiler.gate.clear()
         first = asyncio.create_task(client.post(COMPLETIONS, json=a_body(["a"])))
@@ -164,7 +164,7 @@ async def test_what_the_engine_does_wrong_is_an_error_object_and_never_text(clie
 
 
 async def test_a_store_that_is_away_is_503(client, stack):
-    stack.broker.faults.fail_next("lookup")
+    stack.broker.faults.fail_next("acquire")
     response = await client.post(COMPLETIONS, json=a_body())
     assert (response.status, (await error_of(response))["code"]) == (503, "store-unavailable")
     assert response.headers["Retry-After"] == "1"
@@ -172,10 +172,10 @@ async def test_a_store_that_is_away_is_503(client, stack):
 
 
 async def test_a_defect_of_the_gateway_is_an_error_object_without_details(client, stack, caplog):
-    async def broken(digest):
+    async def broken(*args, **kwargs):
         raise ZeroDivisionError("secret detail")
 
-    stack.parts.index.lookup = broken
+    stack.parts.index.acquire = broken
     response = await client.post(COMPLETIONS, json=a_body())
     error = await error_of(response)
     assert (response.status, error["code"]) == (500, "internal-invariant")

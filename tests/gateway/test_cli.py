@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -19,15 +19,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from fake_engine import FakeEngine
+from gateway_process import SOURCE_ROOTS, an_engine, served
 from maskfeed import CandidateSet, Vocabulary, __version__
 from maskfeed.cli import main
 from maskfeed_cache.keys import Keyspace
-from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
-from maskfeed_cache.redis_store import RedisBlobStore
 
-ROOTS = [str(Path(__file__).resolve().parents[2] / root) for root in ("automata", "cache", "workers", "middleware")]
 NAMES = ["Paris", "London", "東京"]
 
 
@@ -66,7 +63,7 @@ def test_the_version_is_that_of_the_package(command):
 def test_importing_the_library_loads_no_server_no_driver_and_no_engine():
     unwanted = {"aiohttp", "redis", "ray", "torch", "vllm", "prometheus_client"}
     program = f"import sys, maskfeed; print(*{unwanted} & {{*sys.modules}})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(ROOTS)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCE_ROOTS)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -194,65 +191,6 @@ async def test_the_doctor_is_content_where_everything_runs(redis_url, command):
         )
     assert result.exit_code == 0, result.output
     assert engine.record.epoch in json.loads(result.stdout)["checks"]["engines"]["detail"]
-
-
-@asynccontextmanager
-async def an_engine(redis_url):
-    blobs = RedisBlobStore(redis_url)
-    try:
-        async with FakeEngine(RedisEngineFeed(redis_url, Keyspace()), blobs) as engine:
-            yield engine
-    finally:
-        blobs.close()
-
-
-class Served:
-    """`maskfeed serve` in a process of its own."""
-
-    def __init__(self, *arguments, **environment):
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASKFEED_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "maskfeed.cli", "serve", "--port", "0", *arguments],
-            env={**inherited, "PYTHONPATH": os.pathsep.join([*ROOTS, *sys.path]), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.printed = {}
-
-    def read_until(self, name):
-        """The value that the process prints for `name`."""
-        while name not in self.printed:
-            line = self.process.stdout.readline()
-            assert line, self.process.communicate()[1]
-            key, _, value = line.strip().partition("=")
-            self.printed[key] = value
-        return self.printed[name]
-
-    def log_until(self, event):
-        """Read the log up to a line with `event`."""
-        for line in self.process.stderr:
-            if f"event={event}" in line:
-                return
-        raise AssertionError(f"the gateway ended without {event}")
-
-    def ask_to_stop(self):
-        self.process.send_signal(signal.SIGTERM)
-
-    def wait(self):
-        """Exit code and the rest of the log."""
-        _, log = self.process.communicate(timeout=30)
-        return self.process.returncode, log
-
-
-@asynccontextmanager
-async def served(*arguments, **environment):
-    gateway = Served(*arguments, **environment)
-    try:
-        yield gateway
-    finally:
-        gateway.process.kill()
-        await asyncio.to_thread(gateway.process.communicate)
 
 
 async def test_a_gateway_that_is_told_to_stop_lets_running_requests_end(redis_url):

@@ -1,6 +1,6 @@
 """Settings: where they come from, what is refused, and their page in the documentation."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -35,17 +35,37 @@ def test_every_setting_can_be_read_from_the_environment():
         "MASKFEED_HOST": "::",
         "MASKFEED_PORT": "0",
         "MASKFEED_DEADLINE_MS": "1",
-        "MASKFEED_QUEUE_LIMIT": "0",
-        "MASKFEED_COMPILE_THREADS": "3",
+        "MASKFEED_COMPILER": "ray",
         "MASKFEED_MAX_BODY_BYTES": "4",
         "MASKFEED_UPSTREAM_API_KEY": "key",
         "MASKFEED_UPSTREAM_TIMEOUT_S": "5",
         "MASKFEED_DRAIN_TIMEOUT_S": "6",
+        "MASKFEED_ADMIN_KEY": "admin",
+        "MASKFEED_QUEUE_LIMIT": "0",
+        "MASKFEED_QUEUE_TENANT_LIMIT": "7",
+        "MASKFEED_QUEUE_WAIT_MS": "8",
+        "MASKFEED_QUEUE_COMPILE_MS": "9",
+        "MASKFEED_QUEUE_READY_MS": "10",
+        "MASKFEED_CACHE_LIMIT_BYTES": "11",
+        "MASKFEED_CACHE_AUTOMATA_LIMIT_BYTES": "12",
+        "MASKFEED_CACHE_NAMED_LIMIT_BYTES": "16",
+        "MASKFEED_CACHE_ENTRY_LIFE_S": "13",
+        "MASKFEED_CACHE_LEASE_MS": "140",
+        "MASKFEED_COMPILE_THREADS": "3",
+        "MASKFEED_RAY_ADDRESS": "ray://h",
+        "MASKFEED_RAY_ACTORS": "15",
     }
-    settings = GatewaySettings.from_mapping(given)
-    read = {f"MASKFEED_{setting.name.upper()}": str(getattr(settings, setting.name)) for setting in fields(settings)}
-    assert read == given
-    assert len(read) <= 12
+    assert dict(_texts(GatewaySettings.from_mapping(given), "MASKFEED")) == given
+
+
+def _texts(settings, prefix):
+    assert len(fields(settings)) <= 16
+    for setting in fields(settings):
+        name, value = f"{prefix}_{setting.name.upper()}", getattr(settings, setting.name)
+        if is_dataclass(value):
+            yield from _texts(value, name)
+        else:
+            yield name, str(value)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +101,7 @@ def test_a_value_that_may_come_from_either_place_is_refused_with_both_names():
         ("port", -1),
         ("deadline_ms", 600_001),
         ("queue_limit", -1),
-        ("compile_threads", 0),
+        ("compiler", "fortran"),
         ("max_body_bytes", 0),
         ("upstream_timeout_s", 0),
         ("drain_timeout_s", -1),
@@ -95,8 +115,8 @@ def test_a_message_names_the_option_where_there_is_one(name, value):
     assert caught.value.message.endswith(f" ({where})")
 
 
-def test_the_key_is_not_in_the_text_of_the_settings():
-    assert "secret" not in repr(GatewaySettings(upstream_api_key="secret"))
+def test_no_key_is_in_the_text_of_the_settings():
+    assert "secret" not in repr(GatewaySettings(upstream_api_key="secret", admin_key="secret"))
 
 
 def test_the_page_of_the_documentation_is_the_generated_one():

@@ -12,10 +12,12 @@ from maskfeed.service.promises import Promises
 from maskfeed_automata import Vocabulary
 from maskfeed_automata.errors import EngineNotReady, InternalInvariant, RankFailure, StoreUnavailable
 from maskfeed_cache.feed_messages import Dead, Failed, Ready
-from maskfeed_cache.fence import IndexEntry
+from maskfeed_cache.fence import Fence, IndexEntry
 from maskfeed_cache.memory_feed import MemoryEngineFeed
+from maskfeed_cache.shared_cache import Found, Source
 
 ENTRY = IndexEntry("f" * 64, 10)
+FOUND = Found(ENTRY, Fence("e" * 32, 7), Source.HIT)
 A, B = "a" * 16, "b" * 16
 
 
@@ -245,7 +247,7 @@ class Waiter:
         self.task = asyncio.create_task(self._hold())
 
     async def _hold(self):
-        async with self.promises.hold(ENTRY, (A, B)) as self.promise:
+        async with self.promises.hold(FOUND, (A, B)) as self.promise:
             await self.done.wait()
 
     async def hear(self, *events):

@@ -1,27 +1,16 @@
-"""The ticket's states and deadline, and the line in front of the compilers."""
+"""The line in front of the compilers: its order, its bounds, and what a cancellation leaves behind."""
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 
 import pytest
 
-from manual_clock import ManualClock, settle
-from maskfeed.queue.candidate_queue import CandidateQueue
-from maskfeed.queue.ticket import END_STATES, Stage, State, Ticket
-from maskfeed_automata.errors import (
-    CapacityError,
-    DeadlineExceeded,
-    InternalInvariant,
-    RankFailure,
-)
+from manual_clock import settle
+from maskfeed.queue.candidate_queue import PATIENCE, SMALL_BYTES, CandidateQueue
+from maskfeed_automata.errors import CapacityError
 
-MISS = [State.QUEUED, State.COMPILING, State.COMMITTED, State.READY, State.DISPATCHED, State.DONE]
-HIT = [State.READY, State.DISPATCHED, State.DONE]
-
-
-def a_ticket(clock=None, *, deadline_ms=1_000, observe=lambda ticket: None):
-    clock = clock or ManualClock()
-    return Ticket(clock, received_at=clock.time(), deadline_ms=deadline_ms, observe=observe)
+SMALL, BIG = SMALL_BYTES, SMALL_BYTES + 1
 
 
 class Crowd:
@@ -32,16 +21,14 @@ class Crowd:
         self.order = []
         self.letting_go = {}
         self.tasks = {}
-        self.tickets = {}
 
-    async def add(self, name):
+    async def add(self, name, size_bytes=SMALL, tenant="t"):
         self.letting_go[name] = asyncio.Event()
-        self.tickets[name] = a_ticket()
-        self.tasks[name] = asyncio.create_task(self._hold(name))
+        self.tasks[name] = asyncio.create_task(self._hold(name, size_bytes, tenant))
         await settle()
 
-    async def _hold(self, name):
-        async with self.queue.place(self.tickets[name]):
+    async def _hold(self, name, size_bytes, tenant):
+        async with self.queue.place(size_bytes=size_bytes, tenant=tenant):
             self.order.append(name)
             await self.letting_go[name].wait()
 
@@ -57,159 +44,7 @@ class Crowd:
         for event in self.letting_go.values():
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-
-@pytest.mark.parametrize("road", [MISS, HIT], ids=["miss", "hit"])
-def test_a_ticket_goes_the_whole_road_and_tells_each_state(road):
-    seen = []
-    ticket = a_ticket(observe=lambda moved: seen.append(moved.state))
-    for state in road:
-        ticket.move(state)
-    assert seen == road
-
-
-@pytest.mark.parametrize("depth", range(len(MISS)))
-@pytest.mark.parametrize("end", sorted(END_STATES - {State.DONE}))
-def test_a_ticket_can_end_early_from_every_state_before_the_end(depth, end):
-    ticket = a_ticket()
-    for state in MISS[:depth]:
-        ticket.move(state)
-    ticket.move(end)
-    assert ticket.state is end
-
-
-@pytest.mark.parametrize(
-    ("road", "wrong"),
-    [
-        ([], State.COMPILING),
-        ([], State.DISPATCHED),
-        ([State.QUEUED], State.COMMITTED),
-        (MISS[:-1], State.READY),
-        (MISS, State.FAILED),
-        ([State.CANCELLED], State.READY),
-        ([State.EXPIRED], State.DONE),
-    ],
-)
-def test_a_ticket_refuses_a_jump(road, wrong):
-    ticket = a_ticket()
-    for state in road:
-        ticket.move(state)
-    with pytest.raises(InternalInvariant):
-        ticket.move(wrong)
-
-
-@pytest.mark.parametrize(
-    ("error", "state", "failure"),
-    [
-        (RankFailure("no", epoch="e", reason="r"), State.FAILED, "rank-failure"),
-        (DeadlineExceeded("late", stage="ready", limit_ms=1), State.EXPIRED, "deadline-exceeded"),
-        (asyncio.CancelledError(), State.CANCELLED, None),
-        (ConnectionResetError(), State.CANCELLED, None),
-        (ZeroDivisionError(), State.FAILED, "internal-invariant"),
-    ],
-)
-def test_a_followed_ticket_ends_as_its_block_ends(error, state, failure):
-    ticket = a_ticket()
-    with pytest.raises(type(error)), ticket.followed_to_its_end():
-        raise error
-    assert (ticket.state, ticket.failure) == (state, failure)
-
-
-def test_a_failure_told_inside_the_answer_stays_a_failure():
-    ticket = a_ticket()
-    with ticket.followed_to_its_end():
-        for state in HIT[:-1]:
-            ticket.move(state)
-        ticket.fail("set-refused")
-    assert (ticket.state, ticket.failure) == (State.FAILED, "set-refused")
-
-
-def test_times_of_a_stage_add_up_and_can_be_booked_elsewhere():
-    clock = ManualClock()
-    ticket = a_ticket(clock)
-    for _ in range(2):
-        with ticket.measure(Stage.COMPILE):
-            clock.advance(0.005)
-    ticket.rebook(0.002, Stage.COMPILE, Stage.COMMIT)
-    assert ticket.milliseconds(Stage.COMPILE) == pytest.approx(8)
-    assert ticket.milliseconds(Stage.COMMIT) == pytest.approx(2)
-    assert ticket.milliseconds(Stage.READY) == 0
-
-
-@pytest.mark.parametrize("stage", [Stage.PARSE, Stage.LOOKUP, Stage.QUEUE, Stage.COMPILE, Stage.COMMIT, Stage.READY])
-async def test_a_deadline_names_the_stage_in_which_it_passed(stage):
-    clock = ManualClock()
-    ticket = a_ticket(clock, deadline_ms=250)
-
-    async def work():
-        async with ticket.within_deadline():
-            with ticket.measure(stage):
-                await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await settle()
-    clock.advance(0.249)
-    await settle()
-    assert not task.done()
-    clock.advance(0.001)
-    with pytest.raises(DeadlineExceeded) as caught:
-        await task
-    assert caught.value.context == {"stage": stage, "limit_ms": 250}
-
-
-async def test_a_deadline_counts_from_receipt_and_not_from_the_start_of_the_wait():
-    clock = ManualClock()
-    ticket = a_ticket(clock, deadline_ms=100)
-    clock.advance(0.060)
-
-    async def work():
-        async with ticket.within_deadline():
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await settle()
-    clock.advance(0.041)
-    with pytest.raises(DeadlineExceeded):
-        await task
-
-
-async def test_a_deadline_that_is_met_leaves_no_timer_behind():
-    clock = ManualClock()
-    async with a_ticket(clock).within_deadline():
-        await settle()
-    assert clock.n_planned == 0
-    assert asyncio.current_task().cancelling() == 0
-
-
-async def test_a_client_that_leaves_is_no_deadline():
-    ticket = a_ticket()
-
-    async def work():
-        async with ticket.within_deadline():
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await settle()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
-
-
-async def test_a_client_that_leaves_as_the_deadline_passes_is_no_deadline_either():
-    clock = ManualClock()
-    ticket = a_ticket(clock, deadline_ms=10)
-
-    async def work():
-        async with ticket.within_deadline():
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await settle()
-    clock.advance(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+        assert (self.queue.taken, self.queue.waiting) == (0, 0)
 
 
 async def test_places_go_out_first_in_first_out():
@@ -218,17 +53,117 @@ async def test_places_go_out_first_in_first_out():
         await crowd.add(name)
     assert crowd.order == ["a", "b"]
     assert (crowd.queue.taken, crowd.queue.waiting) == (2, 3)
-    assert crowd.tickets["a"].state is State.COMPILING
-    assert crowd.tickets["c"].state is State.QUEUED
     await crowd.let_go("b")
     await crowd.let_go("a")
     assert crowd.order == ["a", "b", "c", "d"]
     await crowd.finish()
     assert crowd.order == ["a", "b", "c", "d", "e"]
-    assert (crowd.queue.taken, crowd.queue.waiting) == (0, 0)
 
 
-async def test_a_full_line_is_refused_with_its_numbers_and_the_ticket_was_never_queued():
+# -- sizes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_small_set_passes_big_ones_that_wait():
+    crowd = Crowd(CandidateQueue(parallelism=1, limit=10))
+    await crowd.add("first", BIG)
+    await crowd.add("big", BIG)
+    await crowd.add("small", SMALL)
+    await crowd.let_go("first")
+    assert crowd.order == ["first", "small"]
+    await crowd.finish()
+
+
+async def test_a_big_set_is_passed_by_so_many_small_ones_and_no_more():
+    crowd = Crowd(CandidateQueue(parallelism=1, limit=100))
+    await crowd.add("first")
+    for number in range(2):
+        await crowd.add(f"big{number}", BIG)
+    for number in range(3 * PATIENCE):
+        await crowd.add(number)
+    await crowd.finish()
+    assert crowd.order.index("big0") == 1 + PATIENCE
+    assert crowd.order.index("big1") == 1 + 2 * PATIENCE + 1
+
+
+async def test_small_sets_that_went_before_the_first_big_one_waited_are_not_held_against_it():
+    crowd = Crowd(CandidateQueue(parallelism=1, limit=100))
+    for number in range(2 * PATIENCE):
+        await crowd.add(number)
+        await crowd.let_go(number)
+    await crowd.add("first")
+    await crowd.add("big", BIG)
+    await crowd.add("small")
+    await crowd.finish()
+    assert crowd.order[-3:] == ["first", "small", "big"]
+
+
+async def test_of_several_places_one_is_kept_from_big_sets():
+    crowd = Crowd(CandidateQueue(parallelism=3, limit=10))
+    for name in "ABC":
+        await crowd.add(name, BIG)
+    assert crowd.order == ["A", "B"]
+    await crowd.add("small")
+    assert crowd.order == ["A", "B", "small"]
+    await crowd.let_go("A")
+    assert crowd.order == ["A", "B", "small", "C"]
+    await crowd.finish()
+
+
+async def test_a_big_set_that_could_not_go_for_its_size_is_next_as_soon_as_it_may():
+    crowd = Crowd(CandidateQueue(parallelism=2, limit=100))
+    await crowd.add("running", BIG)
+    await crowd.add("big", BIG)
+    for number in range(2 * PATIENCE):
+        await crowd.add(number)
+        await crowd.let_go(number)
+    await crowd.add("s0")
+    await crowd.add("s1")
+    await crowd.let_go("running")
+    assert crowd.order[-2:] == ["s0", "big"]
+    await crowd.finish()
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_bounds_hold_under_any_traffic(parallelism, seed):
+    """For each hand-over of a place: who was passed, and by how many."""
+    drawn = random.Random(seed)
+    crowd = Crowd(CandidateQueue(parallelism=parallelism, limit=1_000))
+    sizes, in_line, running = {}, {SMALL: [], BIG: []}, []
+    passed = 0
+    for step in range(400):
+        if drawn.random() < 0.55 or not running:
+            size = BIG if drawn.random() < 0.3 else SMALL
+            sizes[step] = size
+            in_line[size].append(step)
+            await crowd.add(step, size)
+        else:
+            leaving = drawn.choice(running)
+            running.remove(leaving)
+            await crowd.let_go(leaving)
+        for name in crowd.order[len(sizes) - len(in_line[SMALL]) - len(in_line[BIG]) :]:
+            size = sizes[name]
+            # each lane is first in, first out
+            assert in_line[size].pop(0) == name
+            n_big = sum(sizes[other] is BIG for other in running)
+            big_could_go = bool(in_line[BIG]) and n_big < max(1, parallelism - 1)
+            passed = passed + 1 if size is SMALL and big_could_go else 0 if size is BIG else passed
+            assert passed <= PATIENCE
+            running.append(name)
+        n_big = sum(sizes[name] is BIG for name in running)
+        assert len(running) == crowd.queue.taken <= parallelism
+        assert n_big <= max(1, parallelism - 1)
+        # no place stays free that somebody may take
+        if len(running) < parallelism:
+            assert not in_line[SMALL]
+            assert not in_line[BIG] or n_big == max(1, parallelism - 1)
+    await crowd.finish()
+
+
+# -- bounds --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_line_is_refused_with_its_numbers():
     crowd = Crowd(CandidateQueue(parallelism=1, limit=1))
     await crowd.add("a")
     await crowd.add("b")
@@ -236,7 +171,6 @@ async def test_a_full_line_is_refused_with_its_numbers_and_the_ticket_was_never_
     with pytest.raises(CapacityError) as caught:
         await crowd.tasks["c"]
     assert caught.value.context == {"limit": 1, "value": 1, "stage": "queue", "retry_after_s": 1}
-    assert crowd.tickets["c"].state is State.RECEIVED
     await crowd.finish()
     assert crowd.order == ["a", "b"]
 
@@ -253,36 +187,65 @@ async def test_a_line_of_length_zero_takes_whoever_finds_a_place():
     await crowd.finish()
 
 
-async def test_a_cancelled_waiter_leaves_the_line():
+async def test_a_tenant_that_fills_his_share_of_the_line_leaves_the_rest_to_others():
+    crowd = Crowd(CandidateQueue(parallelism=1, limit=4, tenant_limit=2))
+    for name in ("a", "b", "c", "d"):
+        await crowd.add(name, tenant="greedy")
+    with pytest.raises(CapacityError, match="of this tenant") as caught:
+        await crowd.tasks["d"]
+    assert (caught.value.context["limit"], caught.value.context["value"]) == (2, 2)
+    await crowd.add("e", tenant="modest")
+    await crowd.let_go("a")
+    await crowd.add("f", tenant="greedy")
+    assert not crowd.tasks["f"].done()
+    await crowd.finish()
+    assert crowd.order == ["a", "b", "c", "e", "f"]
+
+
+async def test_a_share_is_given_back_by_who_is_cancelled():
+    crowd = Crowd(CandidateQueue(parallelism=1, limit=4, tenant_limit=1))
+    await crowd.add("a")
+    await crowd.add("b")
+    await crowd.cancel("b")
+    await crowd.add("c")
+    await crowd.finish()
+    assert crowd.order == ["a", "c"]
+
+
+# -- cancellation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL, BIG])
+async def test_a_cancelled_waiter_leaves_the_line(size_bytes):
     crowd = Crowd(CandidateQueue(parallelism=1, limit=2))
     for name in "abc":
-        await crowd.add(name)
+        await crowd.add(name, size_bytes)
     await crowd.cancel("b")
     assert crowd.queue.waiting == 1
     await crowd.let_go("a")
     assert crowd.order == ["a", "c"]
     await crowd.finish()
-    assert (crowd.queue.taken, crowd.queue.waiting) == (0, 0)
 
 
-async def test_a_cancelled_holder_hands_its_place_on():
+@pytest.mark.parametrize("size_bytes", [SMALL, BIG])
+async def test_a_cancelled_holder_hands_its_place_on(size_bytes):
     crowd = Crowd(CandidateQueue(parallelism=1, limit=2))
-    await crowd.add("a")
-    await crowd.add("b")
+    await crowd.add("a", size_bytes)
+    await crowd.add("b", size_bytes)
     await crowd.cancel("a")
     assert crowd.order == ["a", "b"]
     await crowd.finish()
-    assert crowd.queue.taken == 0
 
 
 @pytest.mark.parametrize("first", ["release", "cancel"])
-async def test_a_place_handed_to_a_waiter_that_is_cancelled_in_the_same_instant_is_not_lost(first):
+@pytest.mark.parametrize("size_bytes", [SMALL, BIG])
+async def test_a_place_handed_to_a_waiter_that_is_cancelled_in_the_same_instant_is_not_lost(first, size_bytes):
     queue = CandidateQueue(parallelism=1, limit=5)
     crowd = Crowd(queue)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(queue.place(a_ticket()))
-        await crowd.add("b")
-        await crowd.add("c")
+        await stack.enter_async_context(queue.place(size_bytes=size_bytes))
+        await crowd.add("b", size_bytes)
+        await crowd.add("c", size_bytes)
         if first == "cancel":
             crowd.tasks["b"].cancel()
     if first == "release":
@@ -290,12 +253,11 @@ async def test_a_place_handed_to_a_waiter_that_is_cancelled_in_the_same_instant_
     await settle()
     assert crowd.order == ["c"]
     await crowd.finish()
-    assert (queue.taken, queue.waiting) == (0, 0)
 
 
 async def test_a_failure_inside_a_place_gives_it_back():
     queue = CandidateQueue(parallelism=1, limit=1)
     with pytest.raises(ZeroDivisionError):
-        async with queue.place(a_ticket()):
+        async with queue.place(size_bytes=SMALL):
             raise ZeroDivisionError
     assert queue.taken == 0

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from maskfeed.service.named_references import SetReference
 from maskfeed.service.problems import error_object, status_of
 from maskfeed.service.requests import (
     ConstrainedRequest,
@@ -78,6 +79,21 @@ class TestCandidates:
         )
         assert (request.leading_space, request.deadline_ms) == ("optional", 600_000)
 
+    @pytest.mark.parametrize(
+        ("text", "name", "generation"),
+        [("tools", "tools", None), ("A.b-c_9@12", "A.b-c_9", 12), ("x" * 128, "x" * 128, None)],
+    )
+    def test_a_set_may_be_named_instead_with_or_without_a_generation(self, text, name, generation):
+        request = parse({"candidate_set": text, "candidate_options": {"leading_space": "always"}, "seed": 1})
+        assert (request.source, request.values, request.ids) == ("named", [], None)
+        assert request.reference == SetReference(name, generation, None)
+        assert (request.leading_space, request.body) == ("always", {"seed": 1})
+
+    def test_ids_name_a_part_of_a_set(self):
+        request = parse({"candidate_set": "tools", "ids": ["a", 7, "a"]})
+        assert (request.source, request.reference) == ("ids", SetReference("tools", None, ["a", 7, "a"]))
+        assert request.body == {}
+
     @pytest.mark.parametrize("options", [None, {}, {"leading_space": None, "deadline_ms": None}])
     def test_null_options_count_as_left_out(self, options):
         request = parse({"candidates": ["a"], "candidate_options": options})
@@ -142,7 +158,24 @@ class TestCandidates:
             (b'{"candidates": [{"value": "b", "id": "\xff"}]}', "candidates[0].id"),
             ({"candidates": ["a"], "max_completion_tokens": "many"}, "max_completion_tokens"),
             ({"candidate_options": {"leading_space": "never"}}, "candidate_options"),
-            ({"candidate_set": "icd10@3"}, "candidate_set"),
+            ({"candidate_set": None}, "candidate_set"),
+            ({"candidate_set": ["a"]}, "candidate_set"),
+            ({"candidate_set": ""}, "candidate_set"),
+            ({"candidate_set": "a/b"}, "candidate_set"),
+            ({"candidate_set": "ä"}, "candidate_set"),
+            ({"candidate_set": "x" * 129}, "candidate_set"),
+            ({"candidate_set": "a@"}, "candidate_set"),
+            ({"candidate_set": "a@0"}, "candidate_set"),
+            ({"candidate_set": "a@-1"}, "candidate_set"),
+            ({"candidate_set": "a@1@2"}, "candidate_set"),
+            ({"candidate_set": "a@" + "1" * 17}, "candidate_set"),
+            ({"candidate_set": "a", "candidates": ["a"]}, "candidate_set"),
+            ({"candidate_set": "a", **choice(["a"])}, "structured_outputs"),
+            ({"candidate_set": "a", "ids": None}, "ids"),
+            ({"candidate_set": "a", "ids": "x"}, "ids"),
+            ({"candidate_set": "a", "ids": ["x", 1.5]}, "ids[1]"),
+            ({"candidate_set": "a", "ids": ["x", True]}, "ids[1]"),
+            ({"ids": [1]}, "ids"),
             ({"candidates": ["a"], "ids": [1]}, "ids"),
             ({"candidates": ["a"], "stream": "true"}, "stream"),
             ({"candidates": ["a"], "stream": 1}, "stream"),

@@ -8,6 +8,7 @@ from maskfeed_automata import Vocabulary, compile
 from maskfeed_automata.errors import CandidateError, HandleError, ParameterError
 from maskfeed_cache.handle import HANDLE_KEY, Handle
 from maskfeed_workers.admission import Admission, check_request
+from maskfeed_workers.agreement import Alone
 from maskfeed_workers.slots import Constraint, Refusal
 
 STOP, RESERVED = 26, 27
@@ -52,19 +53,30 @@ def handle(**changed) -> str:
 
 def admission(held=None) -> Admission:
     return Admission(
-        vocabulary=VOCABULARY, logits_width=28, max_model_len=8, reserved_id=RESERVED, epoch=EPOCH, held=held
+        vocabulary=VOCABULARY,
+        logits_width=28,
+        max_model_len=8,
+        reserved_id=RESERVED,
+        epoch=EPOCH,
+        agreement=None if held is None else Alone(held),
     )
 
 
+def decide(gate: Admission, *entering):
+    """The verdicts on requests that enter one by one."""
+    verdicts = [gate.decide([each])[0] for each in entering]
+    return verdicts if len(verdicts) > 1 else verdicts[0]
+
+
 def test_a_request_without_our_key_is_none_of_our_business():
-    assert admission(Held()).decide(parameters(None)) is None
-    assert admission().decide(SimpleNamespace(extra_args={"other": 1})) is None
+    assert decide(admission(Held()), parameters(None)) is None
+    assert decide(admission(), SimpleNamespace(extra_args={"other": 1})) is None
 
 
 def test_a_handle_of_this_life_gets_the_set_and_one_reference_per_row():
     held = Held()
     gate = admission(held)
-    verdicts = [gate.decide(parameters(handle())) for _ in range(3)]  # n=3: three rows, one nonce
+    verdicts = [decide(gate, parameters(handle())) for _ in range(3)]  # n=3: three rows, one nonce
     assert all(isinstance(v, Constraint) and v.automaton is held.automaton for v in verdicts)
     assert verdicts[0].stop_token_ids == (STOP,), "the reserved id ends nothing that is an answer"
     assert sorted(held.slots.values()) == [NONCE] * 3
@@ -78,14 +90,14 @@ def test_a_handle_of_this_life_gets_the_set_and_one_reference_per_row():
     ids=["another life", "a set that is not held", "another reserved id"],
 )
 def test_a_handle_that_does_not_fit_this_engine_is_refused_with_its_own_reserved_id(changed):
-    verdict = admission(Held()).decide(parameters(handle(**changed)))
+    verdict = decide(admission(Held()), parameters(handle(**changed)))
     assert verdict == Refusal((changed.get("reserved_id", RESERVED),))
 
 
 @pytest.mark.parametrize("given", ["mf1:nonsense", 7, ["x"], "", {"candidates": ["cat"]}])
 def test_what_is_no_handle_is_refused_by_an_engine_with_a_feed(given):
     held = Held()
-    assert admission(held).decide(parameters(given)) == Refusal((RESERVED,))
+    assert decide(admission(held), parameters(given)) == Refusal((RESERVED,))
     assert not held.slots
 
 
@@ -101,15 +113,15 @@ def test_what_is_no_handle_is_refused_by_an_engine_with_a_feed(given):
 )
 def test_parameters_that_break_masks_refuse_the_row_and_take_no_reference(changed):
     held = Held()
-    assert isinstance(admission(held).decide(parameters(handle(), **changed)), Refusal)
+    assert isinstance(decide(admission(held), parameters(handle(), **changed)), Refusal)
     assert not held.slots
 
 
 def test_inline_candidates_are_compiled_once_and_refused_where_they_cannot_be():
     gate = admission()
     stops = (STOP,)
-    first = gate.decide(parameters({"candidates": ["cat", "cow"]}, stops=stops))
-    again = gate.decide(parameters({"candidates": ["cow", "cat", "cat"]}, stops=stops))
+    first = decide(gate, parameters({"candidates": ["cat", "cow"]}, stops=stops))
+    again = decide(gate, parameters({"candidates": ["cow", "cat", "cat"]}, stops=stops))
     assert isinstance(first, Constraint)
     assert again.automaton is first.automaton
     for bad in (
@@ -119,12 +131,12 @@ def test_inline_candidates_are_compiled_once_and_refused_where_they_cannot_be():
         {},
         {"candidates": ["abcdefgh"]},
     ):
-        assert gate.decide(parameters(bad, stops=stops)) == Refusal((STOP,)), "an empty answer is no candidate"
+        assert decide(gate, parameters(bad, stops=stops)) == Refusal((STOP,)), "an empty answer is no candidate"
 
 
 def test_our_key_with_null_is_a_request_that_wanted_a_set_and_is_refused():
     asked = parameters(None, extra_args={HANDLE_KEY: None})
-    assert admission(Held()).decide(asked) == Refusal((RESERVED,))
+    assert decide(admission(Held()), asked) == Refusal((RESERVED,))
     with pytest.raises(HandleError):
         check_request(asked.extra_args, asked)
 
@@ -141,7 +153,7 @@ def test_keys_of_others_are_not_ours_to_refuse():
 
 
 def test_an_engine_without_a_feed_takes_no_handle():
-    assert admission().decide(parameters(handle())) == Refusal((RESERVED,))
+    assert decide(admission(), parameters(handle())) == Refusal((RESERVED,))
 
 
 def test_the_front_end_refuses_what_can_be_seen_without_an_engine():

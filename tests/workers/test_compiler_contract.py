@@ -1,13 +1,17 @@
 """What every compiler must do."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
+import secrets
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from maskfeed_automata import Automaton, CandidateSet, LeadingSpace, Vocabulary
+from gated_store import VOCABULARY, GatedBlobStore, job_for
+from local_ray import CompilerOverStore, served_store
+from maskfeed_automata import Automaton, LeadingSpace, Vocabulary
 from maskfeed_automata.errors import (
     CandidateError,
     CapacityError,
@@ -16,45 +20,28 @@ from maskfeed_automata.errors import (
     StoreUnavailable,
     UnknownArtifact,
 )
-from maskfeed_cache.memory_store import MemoryBlobStore
 from maskfeed_cache.store import hash_blob
 from maskfeed_workers.compiler import CompileJob, Compiler
+from maskfeed_workers.ray_actor import ActorPlan
+from maskfeed_workers.ray_compiler import RayCompiler
 from maskfeed_workers.thread_compiler import ThreadCompiler
 
-TOKENS = [bytes([byte]) for byte in b"abcdefghij "] + [b"ab", b"abc", b" a", None]
-VOCABULARY = Vocabulary.from_token_bytes(TOKENS)
+MakeCompiler = Callable[[GatedBlobStore, Path], AbstractContextManager[Compiler]]
 
 
-class GatedBlobStore(MemoryBlobStore):
-    """A store in which `put` can be held up, and fail as told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Semaphore(0)
-        self.failure: Exception | None = None
-        self.n_vocabularies_read = 0
-
-    def put(self, blob: bytes) -> str:
-        self.entered.release()
-        assert self.gate.wait(10)
-        if self.failure is not None:
-            raise self.failure
-        return super().put(blob)
-
-    def get_vocabulary(self, fingerprint: str) -> bytes:
-        self.n_vocabularies_read += 1
-        return super().get_vocabulary(fingerprint)
-
-    async def has_been_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.acquire, timeout=10)
+@contextmanager
+def thread_compiler(blobs: GatedBlobStore, folder: Path) -> Iterator[Compiler]:
+    yield ThreadCompiler(blobs, blobs, parallelism=1, cache_directory=folder)
 
 
-MakeCompiler = Callable[[GatedBlobStore, Path], Compiler]
-COMPILERS: dict[str, MakeCompiler] = {
-    "thread": lambda blobs, folder: ThreadCompiler(blobs, blobs, parallelism=1, cache_directory=folder)
-}
+@contextmanager
+def ray_compiler(blobs: GatedBlobStore, folder: Path) -> Iterator[Compiler]:
+    with served_store(blobs) as store:
+        plan = ActorPlan(CompilerOverStore(store, folder))
+        yield RayCompiler(plan, pool=f"contract-{secrets.token_hex(4)}", size=1)
+
+
+COMPILERS: dict[str, MakeCompiler] = {"thread": thread_compiler, "ray": ray_compiler}
 
 
 @pytest.fixture
@@ -66,18 +53,12 @@ def blobs() -> GatedBlobStore:
 
 @pytest.fixture(params=COMPILERS)
 async def compiler(request: pytest.FixtureRequest, blobs: GatedBlobStore, tmp_path: Path) -> AsyncIterator[Compiler]:
-    compiler = COMPILERS[request.param](blobs, tmp_path)
-    yield compiler
-    blobs.gate.set()
-    await compiler.close()
-
-
-def job_for(
-    candidates: list[str], *, vocabulary: Vocabulary = VOCABULARY, leading_space: LeadingSpace = "never"
-) -> CompileJob:
-    candidate_set = CandidateSet.from_strings(candidates)
-    digest = candidate_set.digest(vocabulary.fingerprint, leading_space)
-    return CompileJob(digest, vocabulary.fingerprint, candidate_set, leading_space)
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    with COMPILERS[request.param](blobs, tmp_path) as compiler:
+        yield compiler
+        blobs.gate.set()
+        await compiler.close()
 
 
 @pytest.mark.parametrize("leading_space", ["never", "optional", "always"])
@@ -127,6 +108,32 @@ async def test_warming_stores_nothing_and_reads_the_vocabulary_once(compiler: Co
     assert len(blobs.blobs) == 1
 
 
+async def test_a_clear_forgets_the_automata_in_memory(compiler: Compiler, blobs: GatedBlobStore) -> None:
+    await compiler.warm(VOCABULARY.fingerprint)
+    assert (await compiler.usage()).bytes == resident_bytes(VOCABULARY)
+    await compiler.clear()
+    usage = await compiler.usage()
+    assert (usage.entries, usage.bytes, usage.orphaned_pinned_bytes) == (0, 0, 0)
+    await compiler.compile(job_for(["abc"]))
+    assert blobs.n_vocabularies_read == 2
+    assert (await compiler.usage()).bytes == resident_bytes(VOCABULARY)
+
+
+async def test_a_clear_waits_for_no_job_and_counts_what_the_job_uses_as_orphaned(
+    compiler: Compiler, blobs: GatedBlobStore
+) -> None:
+    blobs.gate.clear()
+    running = asyncio.create_task(compiler.compile(job_for(["abc"])))
+    await blobs.has_been_entered()
+    await compiler.clear()
+    usage = await compiler.usage()
+    assert (usage.bytes, usage.orphaned_pinned_bytes) == (0, resident_bytes(VOCABULARY))
+    blobs.gate.set()
+    assert (await running).n_nodes > 0
+    usage = await compiler.usage()
+    assert (usage.bytes, usage.orphaned_pinned_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("what", ["another vocabulary", "no vocabulary"])
 async def test_a_damaged_vocabulary_is_told_and_not_kept(compiler: Compiler, blobs: GatedBlobStore, what: str) -> None:
     good = blobs.vocabularies[VOCABULARY.fingerprint]
@@ -164,7 +171,7 @@ async def test_any_other_failure_is_a_broken_compiler_with_its_cause_and_without
     with pytest.raises(CompileFailed) as caught:
         await compiler.compile(job_for(["abc"]))
     assert caught.value.context["stage"] == "compile"
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "RuntimeError" in "".join(traceback.format_exception(caught.value))
     assert "abc" not in caught.value.message
 
 
@@ -247,18 +254,28 @@ async def test_as_many_jobs_run_at_once_as_there_are_threads(blobs: GatedBlobSto
 async def test_one_of_many_threads_loads_a_vocabulary_and_the_least_used_one_leaves(
     blobs: GatedBlobStore, tmp_path: Path
 ) -> None:
-    compiler = ThreadCompiler(blobs, blobs, parallelism=4, resident=2, cache_directory=tmp_path)
-    await asyncio.gather(*(compiler.compile(job_for([text])) for text in "abcd"))
-    assert blobs.n_vocabularies_read == 1
-    others = [Vocabulary.from_token_bytes([b"a", *[None] * n]) for n in (1, 2)]
+    tokens = [VOCABULARY.token_bytes(token_id) for token_id in range(VOCABULARY.size)]
+    others = [Vocabulary.from_token_bytes([*tokens, *[None] * n]) for n in (1, 2)]
     for other in others:
         blobs.put_vocabulary(other.fingerprint, other.to_bytes())
+    room_for_two = 2 * resident_bytes(others[1])
+    compiler = ThreadCompiler(blobs, blobs, parallelism=4, resident_bytes=room_for_two, cache_directory=tmp_path)
+    await asyncio.gather(*(compiler.compile(job_for([text])) for text in "abcd"))
+    assert blobs.n_vocabularies_read == 1
     await compiler.warm(others[0].fingerprint)
     await compiler.warm(VOCABULARY.fingerprint)
     await compiler.warm(others[1].fingerprint)
     assert blobs.n_vocabularies_read == 3
+    assert compiler.resident == (VOCABULARY.fingerprint, others[1].fingerprint)
     await compiler.warm(VOCABULARY.fingerprint)
     assert blobs.n_vocabularies_read == 3
     await compiler.warm(others[0].fingerprint)
     assert blobs.n_vocabularies_read == 4
+    usage = await compiler.usage()
+    assert (usage.entries, usage.evictions, usage.limit_bytes) == (2, 2, room_for_two)
+    assert usage.bytes == resident_bytes(VOCABULARY) + resident_bytes(others[0])
     await compiler.close()
+
+
+def resident_bytes(vocabulary: Vocabulary) -> int:
+    return vocabulary.tokenizer_automaton.nbytes + vocabulary.data.nbytes + vocabulary.offsets.nbytes

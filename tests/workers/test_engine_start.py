@@ -1,14 +1,14 @@
 """What an engine refuses to start with, and what it picks for itself."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from maskfeed_automata import Vocabulary
 from maskfeed_automata.errors import EngineUnsupported
 from maskfeed_workers.engine_checks import check_configuration, check_version
-from maskfeed_workers.engine_identity import choose_reserved_id, exclude_stop_ids, model_stop_ids
+from maskfeed_workers.engine_identity import EngineIdentity, choose_reserved_id, exclude_stop_ids, model_stop_ids
 from maskfeed_workers.engine_settings import EngineSettings
 
 
@@ -16,12 +16,17 @@ class Processor:
     """Stands for the processor class; only its name and identity matter here."""
 
 
-CPU = torch.device("cpu")
 PATH = f"{Processor.__module__}:{Processor.__qualname__}"
 
 
 def configuration(**changed):
-    parallel = {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "data_parallel_size": 1}
+    parallel = {
+        "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "distributed_executor_backend": "mp",
+    }
     model = {"skip_tokenizer_init": False, "logits_processors": [PATH]}
     whole = {"speculative_config": None, "kv_transfer_config": None}
     for part in (parallel, model, whole):
@@ -30,16 +35,17 @@ def configuration(**changed):
 
 
 def test_a_plain_engine_is_accepted_by_name_and_by_class():
-    check_configuration(configuration(), Processor, CPU)
-    check_configuration(configuration(logits_processors=[Processor, "other:Class"]), Processor, CPU)
+    check_configuration(configuration(), Processor, "v1")
+    check_configuration(configuration(logits_processors=[Processor, "other:Class"]), Processor, "v1")
+    check_configuration(configuration(tensor_parallel_size=8, data_parallel_size=2), Processor, "v1")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tensor_parallel_size", 2),
         ("pipeline_parallel_size", 2),
-        ("data_parallel_size", 2),
+        ("prefill_context_parallel_size", 2),
+        ("distributed_executor_backend", "external_launcher"),
         ("speculative_config", object()),
         ("kv_transfer_config", object()),
         ("skip_tokenizer_init", True),
@@ -50,14 +56,17 @@ def test_a_plain_engine_is_accepted_by_name_and_by_class():
 )
 def test_a_setting_under_which_a_mask_could_be_wrong_is_refused_by_name(field, value):
     with pytest.raises(EngineUnsupported) as caught:
-        check_configuration(configuration(**{field: value}), Processor, CPU)
+        check_configuration(configuration(**{field: value}), Processor, "v1")
     assert caught.value.context["field"] == field
 
 
-def test_the_v2_runner_is_recognised_by_what_it_hands_over_and_refused():
+def test_speculative_decoding_is_accepted_under_the_v2_runner_without_adaptive_verification():
+    speculative = SimpleNamespace(enable_adaptive_verification=False)
+    check_configuration(configuration(speculative_config=speculative), Processor, "v2")
+    speculative.enable_adaptive_verification = True
     with pytest.raises(EngineUnsupported) as caught:
-        check_configuration(configuration(), Processor, SimpleNamespace(device=CPU))
-    assert caught.value.context["field"] == "use_v2_model_runner"
+        check_configuration(configuration(speculative_config=speculative), Processor, "v2")
+    assert caught.value.context["field"] == "enable_adaptive_verification"
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu"])
@@ -107,6 +116,16 @@ def test_a_model_with_nothing_to_spare_is_refused_with_both_numbers():
     with pytest.raises(EngineUnsupported) as caught:
         choose_reserved_id(vocabulary, [1], 2)
     assert caught.value.context == {"limit": 2, "value": 2}
+
+
+def test_ranks_that_find_the_same_take_rank_0s_epoch_and_others_do_not_start():
+    ours = EngineIdentity(epoch="1" * 16, fingerprint="f" * 64, logits_width=9, reserved_id=8, stop_token_ids=(7,))
+    theirs = replace(ours, epoch="0" * 16)
+    assert ours.adopt(theirs) == theirs
+    for field, value in {"fingerprint": "e" * 64, "logits_width": 8, "reserved_id": 6, "stop_token_ids": ()}.items():
+        with pytest.raises(EngineUnsupported) as caught:
+            ours.adopt(replace(theirs, **{field: value}))
+        assert caught.value.context["field"] == field
 
 
 def test_settings_come_from_the_configuration_first_and_the_environment_second():

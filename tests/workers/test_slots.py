@@ -38,7 +38,7 @@ class ModelRow:
 
 
 def constraint(automaton: Automaton, released: list[int]) -> Constraint:
-    return Constraint(automaton, (STOP,), REFUSAL, lambda: released.append(1))
+    return Constraint(automaton, automaton.digest, (STOP,), REFUSAL, lambda: released.append(1))
 
 
 def permitted(step) -> dict[int, list[int]]:

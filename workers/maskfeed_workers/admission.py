@@ -1,36 +1,36 @@
-"""The verdict on a request at the moment it enters the batch: a set, a refusal, or none of our business.
+"""The verdict on requests at the moment they enter the batch: a set, a refusal, or none of our business.
 
 Runs in the decode thread: no network, no waiting, microseconds (except for inline candidates, which are compiled here).
-Knows handles, held sets and stop ids; knows no batch and no tensor. Invariant: a request that carries our key ends as a
-constraint or as a refusal, never as an unconstrained row.
+Knows handles, stop ids and how ranks agree on sets; knows no batch and no tensor. Invariants: a request that carries
+our key ends as a constraint or as a refusal, never as an unconstrained row; and the verdict is the same on all ranks,
+because all of it but the sets' being held follows from the request alone.
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from maskfeed_automata import Automaton, Vocabulary
 from maskfeed_automata.errors import HandleError, MaskfeedError, ParameterError, SetRefused
 from maskfeed_cache.handle import HANDLE_KEY, Handle
+from maskfeed_workers.agreement import Agreement, Wish
 from maskfeed_workers.inline_sets import InlineRequest, InlineSets
 from maskfeed_workers.parameters import check_sampling_parameters
 from maskfeed_workers.slots import Constraint, Refusal
 
-__all__ = ["Admission", "HeldSetsView", "check_request"]
+__all__ = ["Admission", "check_request"]
 
 _log = logging.getLogger(__name__)
 
 
-class HeldSetsView(Protocol):
-    """What admission needs of the held sets."""
+@dataclass(frozen=True, slots=True)
+class _Wanting:
+    """A request of which all is right but that its set may not be held."""
 
-    def acquire(self, artifact_hash: str, nonce: str, slot: int) -> Automaton | None:
-        """Take a reference under the number `slot`; None when the set is not held."""
-        ...
-
-    def release(self, slot: int) -> None:
-        """End the reference of `slot`."""
-        ...
+    wish: Wish
+    stop_token_ids: tuple[int, ...]
+    refusal: Refusal
 
 
 def check_request(extra_args: Mapping[str, Any] | None, sampling_params: Any) -> None:
@@ -66,7 +66,7 @@ class Admission:
         max_model_len: the engine's context in tokens.
         reserved_id: this engine's.
         epoch: this life of the engine.
-        held: sets that every rank holds; None offline, when only inline candidates are taken.
+        agreement: which sets all ranks hold; None offline, when only inline candidates are taken.
     """
 
     def __init__(
@@ -77,22 +77,33 @@ class Admission:
         max_model_len: int,
         reserved_id: int,
         epoch: str,
-        held: HeldSetsView | None,
+        agreement: Agreement | None,
     ) -> None:
         self._vocabulary = vocabulary
         self._logits_width = logits_width
         self._reserved_id = reserved_id
         self._epoch = epoch
-        self._held = held
+        self._agreement = agreement
         self._inline = InlineSets(vocabulary, max_model_len)
         self._n_references = 0
 
-    def decide(self, sampling_params: Any) -> Constraint | Refusal | None:
-        """The verdict on a request; None when it carries nothing of ours.
+    def decide(self, entering: Sequence[Any]) -> list[Constraint | Refusal | None]:
+        """The verdict on each request that enters in this step; None for one that carries nothing of ours.
+
+        The ranks talk to each other if, and only if, one of the requests waits for their word.
 
         Args:
-            sampling_params: vLLM's SamplingParams, stop ids of the model merged in.
+            entering: vLLM's SamplingParams of each, stop ids of the model merged in; the same on all ranks.
         """
+        read = [self._read(sampling_params) for sampling_params in entering]
+        wanting = [verdict for verdict in read if isinstance(verdict, _Wanting)]
+        if not wanting:
+            return [verdict for verdict in read if not isinstance(verdict, _Wanting)]
+        assert self._agreement is not None
+        found = iter(self._agreement.settle([verdict.wish for verdict in wanting]))
+        return [self._bind(verdict, next(found)) if isinstance(verdict, _Wanting) else verdict for verdict in read]
+
+    def _read(self, sampling_params: Any) -> Constraint | Refusal | _Wanting | None:
         extra_args = sampling_params.extra_args or {}
         if HANDLE_KEY not in extra_args:
             return None
@@ -118,7 +129,7 @@ class Admission:
         # Inline candidates carry no reserved id. An end without a single token of text is no candidate either.
         return Refusal(tuple(sorted(stop_ids)) or (self._reserved_id,))
 
-    def _constrain(self, given: object, stop_ids: set[int], refusal: Refusal) -> Constraint:
+    def _constrain(self, given: object, stop_ids: set[int], refusal: Refusal) -> Constraint | _Wanting:
         ends = tuple(sorted(i for i in stop_ids if i != self._reserved_id and i < self._vocabulary.size))
         if not ends:
             raise ParameterError("no stop id could end the answer", field="stop_token_ids")
@@ -128,25 +139,34 @@ class Admission:
                 f"stop_token_ids: {text[0]} is text and would cut candidates", field="stop_token_ids", value=text[0]
             )
         if isinstance(given, Mapping):
-            if self._held is not None:
+            if self._agreement is not None:
                 raise HandleError("an engine with a feed takes handles, not inline candidates", field=HANDLE_KEY)
-            return Constraint(self._inline.get(InlineRequest.from_mapping(given)), ends, refusal, _release_nothing)
-        return self._acquire(Handle.from_text(given), ends, refusal)
+            automaton = self._inline.get(InlineRequest.from_mapping(given))
+            return Constraint(automaton, automaton.digest, ends, refusal, _release_nothing)
+        return self._want(Handle.from_text(given), ends, refusal)
 
-    def _acquire(self, handle: Handle, ends: tuple[int, ...], refusal: Refusal) -> Constraint:
-        held = self._held
-        if held is None:
+    def _want(self, handle: Handle, ends: tuple[int, ...], refusal: Refusal) -> _Wanting:
+        if self._agreement is None:
             raise HandleError("an engine without a feed takes inline candidates, not handles", field=HANDLE_KEY)
         if self._epoch not in handle.epochs or handle.reserved_id != self._reserved_id:
             raise SetRefused(
                 f"the handle was made for another life of this engine, not {self._epoch}", stage="admission"
             )
         self._n_references += 1
-        reference = self._n_references
-        automaton = held.acquire(handle.artifact_hash, handle.nonce, reference)
-        if automaton is None:
-            raise SetRefused(f"set {handle.artifact_hash[:12]} is not held", stage="admission")
-        return Constraint(automaton, ends, refusal, lambda: held.release(reference))
+        return _Wanting(Wish(handle.artifact_hash, handle.nonce, self._n_references), ends, refusal)
+
+    def _bind(self, wanting: _Wanting, automaton: Automaton | None) -> Constraint | Refusal:
+        wish, agreement = wanting.wish, self._agreement
+        if automaton is None or agreement is None:
+            _log.error("request refused: set %s is not held, nonce %s", wish.artifact_hash[:12], wish.nonce)
+            return wanting.refusal
+        return Constraint(
+            automaton,
+            wish.artifact_hash,
+            wanting.stop_token_ids,
+            wanting.refusal,
+            lambda: agreement.release(wish.reference),
+        )
 
 
 def _name_of(given: object) -> str:

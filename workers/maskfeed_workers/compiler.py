@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from maskfeed_automata import CandidateSet, LeadingSpace
+from maskfeed_cache.fence import LayerUsage
 
 __all__ = ["CompileJob", "CompileResult", "Compiler"]
 
@@ -62,6 +63,17 @@ class Compiler(Protocol):
             CompileFailed: the compiler broke.
             StoreUnavailable: the blob could not be stored.
         """
+        ...
+
+    async def clear(self) -> None:
+        """Forget the automata in memory: a new generation of the cache has begun. Waits for no job.
+
+        What is loaded now serves the jobs that wait for it, and is not kept.
+        """
+        ...
+
+    async def usage(self) -> LayerUsage:
+        """Figures of the automata in memory."""
         ...
 
     async def close(self) -> None:

@@ -5,14 +5,21 @@ what is not known to be right is refused at start; nothing is found out by a wro
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from maskfeed_automata.errors import EngineUnsupported
 
-__all__ = ["TESTED_VERSIONS", "check_configuration", "check_version"]
+__all__ = ["TESTED_VERSIONS", "Runner", "check_configuration", "check_version"]
+
+Runner = Literal["v1", "v2"]
 
 # Release series against which the suite runs a real engine.
 TESTED_VERSIONS: Final = ("0.32",)
+# How a model may not be spread over ranks, and why. Tensor and data parallelism are free.
+_SIZES_OF_ONE: Final = {
+    "pipeline_parallel_size": "stages work on different batches at one time, so ranks can't agree in step order",
+    "prefill_context_parallel_size": "ranks outside the tensor-parallel group share requests, which has not been tried",
+}
 
 
 def check_version(version: str) -> None:
@@ -28,35 +35,38 @@ def check_version(version: str) -> None:
         )
 
 
-def check_configuration(vllm_config: Any, cls: type, device: object) -> None:
+def check_configuration(vllm_config: Any, cls: type, runner: Runner) -> None:
     """Refuse a configuration under which the processor would be blind, or ranks could differ.
 
     Args:
         vllm_config: vLLM's VllmConfig.
         cls: the processor class, given to `--logits-processors` by its name or (offline) as it is.
-        device: second argument of the processor's constructor. The V1 runner gives the device, the V2 runner its state.
+        runner: the model runner that constructs the processor.
 
     Raises:
         EngineUnsupported: names the setting in `field`.
     """
-    if type(device).__name__ != "device":
-        raise EngineUnsupported(
-            "the V2 model runner is not supported; start with VLLM_USE_V2_MODEL_RUNNER=0", field="use_v2_model_runner"
-        )
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    for field in ("pipeline_parallel_size", "tensor_parallel_size", "data_parallel_size"):
+    for field, reason in _SIZES_OF_ONE.items():
         size = getattr(parallel, field)
         if size != 1:
-            raise EngineUnsupported(
-                f"{field}={size}: this release masks on one rank only; start one engine per replica with {field}=1",
-                field=field,
-                limit=1,
-                value=size,
-            )
-    if vllm_config.speculative_config is not None:
+            raise EngineUnsupported(f"{field}={size}: {reason}; start with {field}=1", field=field, limit=1, value=size)
+    if parallel.distributed_executor_backend == "external_launcher":
         raise EngineUnsupported(
-            "speculative decoding drafts tokens past the mask; start without speculative_config",
+            "under external_launcher each rank has a scheduler of its own, which has not been tried; "
+            "start with distributed_executor_backend mp or ray",
+            field="distributed_executor_backend",
+        )
+    speculative = vllm_config.speculative_config
+    if speculative is not None and runner == "v1":
+        raise EngineUnsupported(
+            "the V1 model runner drafts tokens past the mask; start without speculative_config",
             field="speculative_config",
+        )
+    if speculative is not None and speculative.enable_adaptive_verification:
+        raise EngineUnsupported(
+            "adaptive verification leaves out rows of drafts, which has not been tried; start without it",
+            field="enable_adaptive_verification",
         )
     if vllm_config.kv_transfer_config is not None:
         raise EngineUnsupported(

@@ -1,16 +1,45 @@
 """What an engine is to the outside: its vocabulary, its stop ids, its reserved id, its epoch.
 
-Pure: values in, values out. It does not know vLLM, Redis or files. Invariant: the reserved id is never a stop id of the
-model and never text, so that sampling it can mean one thing only: this request was refused.
+Pure: values in, values out. It does not know vLLM, Redis or files. Invariants: the reserved id is never a stop id of
+the model and never text, so that sampling it can mean one thing only: this request was refused; and all ranks of an
+engine are the same to the outside.
 """
 
 import secrets
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from maskfeed_automata import Vocabulary
 from maskfeed_automata.errors import EngineUnsupported
 
-__all__ = ["choose_reserved_id", "exclude_stop_ids", "model_stop_ids", "new_epoch"]
+__all__ = ["EngineIdentity", "choose_reserved_id", "exclude_stop_ids", "model_stop_ids", "new_epoch"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """Found by each rank for itself; only the epoch is rank 0's alone."""
+
+    epoch: str
+    fingerprint: str
+    logits_width: int
+    reserved_id: int
+    stop_token_ids: tuple[int, ...]
+
+    def adopt(self, of_rank_0: Self) -> Self:
+        """Rank 0's identity, if this rank has found the same.
+
+        Raises:
+            EngineUnsupported: it has not, so that the ranks would mask differently. Context: `field`.
+        """
+        for field, theirs in asdict(of_rank_0).items():
+            ours = getattr(self, field)
+            if field != "epoch" and ours != theirs:
+                raise EngineUnsupported(
+                    f"this rank finds {field} {ours}, rank 0 {theirs}: their tokenizer or model files differ",
+                    field=field,
+                )
+        return of_rank_0
 
 
 def new_epoch() -> str:

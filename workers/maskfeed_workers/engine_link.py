@@ -14,7 +14,7 @@ from typing import Final
 
 from maskfeed_automata.errors import CapacityError, StoreUnavailable
 from maskfeed_cache.feed import EngineFeed
-from maskfeed_cache.feed_messages import EngineEvent, GatewayMessage
+from maskfeed_cache.feed_messages import EngineEvent, GatewayMessage, HeldUsage
 
 __all__ = ["EngineLink"]
 
@@ -30,6 +30,7 @@ class EngineLink:
     Args:
         engine_feed: registered already.
         still_true: whether an event that could not be published may be published now.
+        usage: figures that go out with each renewal.
         renew_interval_s: time between renewals of the lease.
         gateway_grace_s: for how long a gateway's lease must be missing; a store that came back empty has none.
         longest_retry_s: time between attempts to reconnect doubles up to this.
@@ -40,12 +41,14 @@ class EngineLink:
         engine_feed: EngineFeed,
         *,
         still_true: Callable[[EngineEvent], bool],
+        usage: Callable[[], HeldUsage],
         renew_interval_s: float,
         gateway_grace_s: float,
         longest_retry_s: float,
     ) -> None:
         self._feed = engine_feed
         self._still_true = still_true
+        self._usage = usage
         self._renew_interval_s = renew_interval_s
         self._gateway_grace_s = gateway_grace_s
         self._longest_retry_s = longest_retry_s
@@ -92,6 +95,11 @@ class EngineLink:
                 return
         self._unsent.extend(events)
 
+    def renew_soon(self) -> None:
+        """Have the next `keep` renew, because the figures have changed at a stroke."""
+        if not self._lost:
+            self._next_at = 0.0
+
     def keep(self, now: float, gateways: Collection[str]) -> set[str]:
         """Renew the lease, or get the store back; nothing before `next_at`.
 
@@ -108,7 +116,7 @@ class EngineLink:
         try:
             if was_lost:
                 self._feed.reconnect()
-            self._feed.renew()
+            self._feed.renew(self._usage())
             missing = self._feed.dead_gateways(gateways) if gateways else set()
             self._publish_unsent()
         except (StoreUnavailable, CapacityError) as error:

@@ -41,6 +41,8 @@ class EngineSettings:
     # held sets beyond this are evicted, least recently used first, never a promised one
     held_limit_bytes: int = 512 * 1024 * 1024
     held_limit_sets: int = 1_024
+    # V2 model runner: device memory for sets, taken at start; no more than this is held there
+    device_arena_bytes: int = 256 * 1024 * 1024
     # folder for tokenizer automata on disk; None = the user's cache folder
     cache_dir: str | None = None
 

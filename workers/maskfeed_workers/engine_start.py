@@ -1,17 +1,20 @@
 """Composition root of the engine side: from vLLM's configuration to a live rank.
 
-The one place that chooses implementations inside an engine process. It reads the tokenizer, picks the reserved id,
-builds the feed, and goes live only after the processor's self-test. Invariant: an engine that can't do all of this does
-not start, and says why.
+The one place that chooses implementations inside an engine process. It reads the tokenizer, agrees with the other ranks
+on what the engine is, builds the feed, and goes live only after the processor's self-test. Invariants: an engine that
+can't do all of this does not start, and says why; no gateway hears of an engine before every rank of it has passed its
+self-test and is connected.
 """
 
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import vllm
 from vllm.tokenizers.registry import cached_tokenizer_from_config
 
@@ -23,12 +26,22 @@ from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_workers.admission import Admission
+from maskfeed_workers.agreement import Agreement, Alone, Follower, GiveUpOnError, Leader, end_this_process
+from maskfeed_workers.device_sets import DeviceSets
 from maskfeed_workers.engine_checks import check_configuration, check_version
-from maskfeed_workers.engine_identity import choose_reserved_id, exclude_stop_ids, model_stop_ids, new_epoch
+from maskfeed_workers.engine_identity import (
+    EngineIdentity,
+    choose_reserved_id,
+    exclude_stop_ids,
+    model_stop_ids,
+    new_epoch,
+)
+from maskfeed_workers.engine_place import Place, find_place
 from maskfeed_workers.engine_settings import EngineSettings
 from maskfeed_workers.feed import RankFeed
 from maskfeed_workers.feed_settings import FeedSettings
 from maskfeed_workers.held_sets import HeldSets
+from maskfeed_workers.loading import artifact_loader, onto_device
 from maskfeed_workers.shared_files import SharedFiles
 from maskfeed_workers.slots import SlotTable
 
@@ -50,13 +63,22 @@ class Engine:
     admission: Admission
     # None offline
     feed: RankFeed | None
+    # V2 runner: sets on the device; None on V1, whose walk is on the host
+    device_sets: DeviceSets | None
+    # around all that the engine calls once it is live
+    guard: AbstractContextManager[None]
 
     def new_table(self) -> SlotTable:
         """A table as wide as the engine's batch."""
         return SlotTable(self.vocabulary, self.max_rows)
 
     def go_live(self) -> None:
-        """Register with the group and listen. Raises StoreUnavailable when Redis does not answer."""
+        """Connect the ranks, register with the group and listen.
+
+        Raises:
+            RankFailure: the ranks could not connect in time.
+            StoreUnavailable: Redis does not answer.
+        """
         if self.feed is not None:
             self.feed.start()
         _log.info(
@@ -73,8 +95,16 @@ class Engine:
             self.feed.stop()
 
 
-def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[str, str]) -> Engine:
+def start_engine(
+    vllm_config: Any, cls: type, environ: Mapping[str, str], *, v2_device: torch.device | None = None
+) -> Engine:
     """Check, read the tokenizer, build everything; nothing is published yet.
+
+    Args:
+        vllm_config: of the engine.
+        cls: the processor's class.
+        environ: of this process.
+        v2_device: where the V2 runner keeps its state; None under the V1 runner.
 
     Raises:
         EngineUnsupported: version, configuration, settings or model under which a mask could be wrong.
@@ -82,8 +112,9 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
     """
     _log_like_vllm()
     check_version(vllm.__version__)
-    check_configuration(vllm_config, cls, device)
-    settings = EngineSettings.from_mappings(vllm_config.additional_config, environ)
+    check_configuration(vllm_config, cls, "v1" if v2_device is None else "v2")
+    place = find_place()
+    settings = place.broadcast(EngineSettings.from_mappings(vllm_config.additional_config, environ))
     warm_kernels()
     model = vllm_config.model_config
     tokenizer = cached_tokenizer_from_config(model)
@@ -96,42 +127,38 @@ def start_engine(vllm_config: Any, cls: type, device: object, environ: Mapping[s
     )
     vocabulary = exclude_stop_ids(vocabulary, stop_ids)
     load_tokenizer_automaton(vocabulary, cache_directory=settings.cache_dir)
-    reserved_id = choose_reserved_id(vocabulary, stop_ids, logits_width)
-    epoch = new_epoch()
+    own = EngineIdentity(
+        epoch=new_epoch(),
+        fingerprint=vocabulary.fingerprint,
+        logits_width=logits_width,
+        reserved_id=choose_reserved_id(vocabulary, stop_ids, logits_width),
+        stop_token_ids=stop_ids,
+    )
+    identity = own.adopt(place.broadcast(own))
+    device_sets = None if v2_device is None else _device_sets(settings, v2_device)
     feed = None
     if settings.redis_url is not None:
-        record = EngineRecord(
-            epoch=epoch,
-            group=settings.group,
-            fingerprint=vocabulary.fingerprint,
-            logits_width=logits_width,
-            max_model_len=model.max_model_len,
-            reserved_id=reserved_id,
-            stop_token_ids=stop_ids,
-            model=model.served_model_name,
-            reasoning_parser=_reasoning_parser(vllm_config.structured_outputs_config),
-            format_versions=(FORMAT_VERSION,),
-            n_ranks=1,
-            engine_version=vllm.__version__,
-        )
-        feed = _build_feed(settings, settings.redis_url, vocabulary, record)
+        record = _record(vllm_config, identity, settings, place)
+        feed = _build_feed(place, settings, settings.redis_url, vocabulary, record, device_sets)
     admission = Admission(
         vocabulary=vocabulary,
         logits_width=logits_width,
         max_model_len=model.max_model_len,
-        reserved_id=reserved_id,
-        epoch=epoch,
-        held=None if feed is None else feed.held,
+        reserved_id=identity.reserved_id,
+        epoch=identity.epoch,
+        agreement=None if feed is None else _agreement(place, feed.held),
     )
     return Engine(
-        epoch=epoch,
+        epoch=identity.epoch,
         vocabulary=vocabulary,
         stop_token_ids=stop_ids,
-        reserved_id=reserved_id,
+        reserved_id=identity.reserved_id,
         logits_width=logits_width,
         max_rows=vllm_config.scheduler_config.max_num_seqs,
         admission=admission,
         feed=feed,
+        device_sets=device_sets,
+        guard=nullcontext() if place.rank == 0 else GiveUpOnError(end_this_process),
     )
 
 
@@ -152,22 +179,69 @@ def _reasoning_parser(structured_outputs: Any) -> str | None:
     return None if structured_outputs.enable_in_reasoning else structured_outputs.reasoning_parser or None
 
 
-def _build_feed(settings: EngineSettings, redis_url: str, vocabulary: Vocabulary, record: EngineRecord) -> RankFeed:
-    held = HeldSets(limit_bytes=settings.held_limit_bytes, max_sets=settings.held_limit_sets)
+def _record(vllm_config: Any, identity: EngineIdentity, settings: EngineSettings, place: Place) -> EngineRecord:
+    model = vllm_config.model_config
+    return EngineRecord(
+        epoch=identity.epoch,
+        group=settings.group,
+        fingerprint=identity.fingerprint,
+        logits_width=identity.logits_width,
+        max_model_len=model.max_model_len,
+        reserved_id=identity.reserved_id,
+        stop_token_ids=identity.stop_token_ids,
+        model=model.served_model_name,
+        reasoning_parser=_reasoning_parser(vllm_config.structured_outputs_config),
+        format_versions=(FORMAT_VERSION,),
+        n_ranks=place.size,
+        engine_version=vllm.__version__,
+    )
+
+
+def _agreement(place: Place, held: HeldSets) -> Agreement:
+    if place.size == 1:
+        return Alone(held)
+    if place.rank == 0:
+        return Leader(held, place.broadcast)
+    return Follower(held, lambda: place.broadcast(None), end_this_process)
+
+
+def _device_sets(settings: EngineSettings, device: torch.device) -> DeviceSets:
+    # Beside the held sets there may be the probe's.
+    return DeviceSets(device=device, arena_bytes=settings.device_arena_bytes, max_sets=settings.held_limit_sets + 1)
+
+
+def _build_feed(
+    place: Place,
+    settings: EngineSettings,
+    redis_url: str,
+    vocabulary: Vocabulary,
+    record: EngineRecord,
+    device_sets: DeviceSets | None,
+) -> RankFeed:
+    limit_bytes = settings.held_limit_bytes
+    keys = Keyspace(group=settings.group)
+    blobs = RedisBlobStore(redis_url, keys)
+    files = SharedFiles(Path(settings.shm_dir))
+    load = artifact_loader(files, blobs, vocabulary)
+    if device_sets is not None:
+        limit_bytes = min(limit_bytes, device_sets.arena_bytes)
+        load = onto_device(load, device_sets)
+    held = HeldSets(limit_bytes=limit_bytes, max_sets=settings.held_limit_sets)
     # What proves to a gateway that its URL leads to this engine: nobody else can be made to say this epoch.
     held.hold_permanently(PROBE, compile(vocabulary, [record.epoch]))
-    keys = Keyspace(group=settings.group)
     return RankFeed(
-        rank=0,
-        size=record.n_ranks,
-        exchange=None,
+        rank=place.rank,
+        size=place.size,
+        exchange=place.exchange,
         vocabulary=vocabulary,
-        blobs=RedisBlobStore(redis_url, keys),
-        shared_files=SharedFiles(Path(settings.shm_dir)),
+        blobs=blobs,
+        shared_files=files,
         held=held,
-        engine_feed=RedisEngineFeed(redis_url, keys),
+        engine_feed=RedisEngineFeed(redis_url, keys) if place.rank == 0 else None,
         epoch=record.epoch,
-        record=record,
+        record=record if place.rank == 0 else None,
         clock=time.monotonic,
         settings=FeedSettings(round_timeout_s=settings.round_deadline_ms / 1e3),
+        load=load,
+        forgotten=None if device_sets is None else device_sets.evict,
     )

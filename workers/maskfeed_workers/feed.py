@@ -1,8 +1,9 @@
 """One rank's feed: the thread beside the decode loop that brings sets to the rank, and its life.
 
 It connects the ranks, registers the engine (rank 0), runs the feed's thread and ends it. The decode thread needs only
-`held`. Invariant: when the thread ends for any reason but `stop`, the epoch is over: `dead` says why, and every set is
-refused from then on, here at once and on the other ranks as soon as they see the connection end.
+`held`. Invariant: when the thread ends for any reason but `stop`, the epoch is over: `dead` says why, and rank 0
+refuses every set from then on, at once or as soon as it sees the connection end. The other ranks refuse nothing of
+their own: they follow rank 0, whose word may still be on its way.
 """
 
 import logging
@@ -48,6 +49,7 @@ class RankFeed:
         clock: seconds, monotonic; the one of `held`.
         settings: times.
         load: what loads a set, instead of `artifact_loader` on the arguments above.
+        forgotten: told the hash of a set that this rank neither holds nor loads any more.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class RankFeed:
         clock: Callable[[], float],
         settings: FeedSettings,
         load: LoadSet | None = None,
+        forgotten: Callable[[str], None] | None = None,
     ) -> None:
         if (rank == 0) != (engine_feed is not None and record is not None):
             raise InternalInvariant("rank 0, and only rank 0, has an engine feed and a record")
@@ -84,6 +87,7 @@ class RankFeed:
         self._clock = clock
         self._settings = settings
         self._load = load or artifact_loader(shared_files, blobs, vocabulary)
+        self._forgotten = forgotten
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -136,7 +140,7 @@ class RankFeed:
     def _run(self, peers: list[Peer]) -> None:
         loads = Loads(
             self._load,
-            discard=self._files.discard,
+            discard=self._discard,
             is_held=self.held.__contains__,
             wakeup=self._wakeup,
             n_threads=self._settings.n_loaders,
@@ -151,13 +155,19 @@ class RankFeed:
                 return
             # Whatever it is: a rank without a feed must not take part any longer, and must not raise into the engine.
             self._dead = str(error) or repr(error)
-            self.held.close()
+            if self._rank == 0:
+                self.held.close()
             expected = isinstance(error, RankFailure)
             _log.error("epoch %s is over on rank %d: %s", self._epoch, self._rank, self._dead, exc_info=not expected)
         finally:
             loads.stop()
             side.leave(self._dead)
             self._wakeup.close()
+
+    def _discard(self, artifact_hash: str) -> None:
+        self._files.discard(artifact_hash)
+        if self._forgotten is not None:
+            self._forgotten(artifact_hash)
 
     def _side(self, peers: list[Peer], loads: Loads) -> RootFeed | MemberFeed:
         if self._engine_feed is None:

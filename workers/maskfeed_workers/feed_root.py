@@ -10,15 +10,17 @@ import logging
 import re
 import select
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from maskfeed_automata.errors import CapacityError, InternalInvariant, RankFailure
 from maskfeed_cache.feed import EngineFeed
-from maskfeed_cache.feed_messages import Announcement, Dead, Ended, EngineEvent, Failed, GatewayMessage, Ready
+from maskfeed_cache.feed_messages import Announcement, Clear, Dead, Ended, EngineEvent, Failed, GatewayMessage, Ready
+from maskfeed_cache.fence import Fence
 from maskfeed_workers.engine_link import EngineLink
 from maskfeed_workers.feed_settings import FeedSettings
 from maskfeed_workers.frames import Frame, Kind, Vote, encode_evict, encode_round, encode_table
-from maskfeed_workers.held_sets import HeldSets, Promise
+from maskfeed_workers.held_sets import Evicted, HeldSets, Promise
 from maskfeed_workers.loading import Available, LoadEnded, Loads
 from maskfeed_workers.rounds import Drop, Hold, Load, RootAction, RootRounds, SendEvict, SendRound, SendTable
 from maskfeed_workers.star import Peer
@@ -29,6 +31,17 @@ __all__ = ["RootFeed"]
 _log = logging.getLogger(__name__)
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(slots=True)
+class _Expected:
+    """A set whose round is open."""
+
+    size_bytes: int
+    # of the newest generation in which it was announced
+    fence: Fence
+    # by nonce
+    promises: dict[str, Promise]
 
 
 class RootFeed:
@@ -62,12 +75,13 @@ class RootFeed:
         self._wakeup = wakeup
         self._clock = clock
         self._rounds = RootRounds(len(members) + 1, settings.round_timeout_s)
-        self._waiting: dict[int, dict[str, Promise]] = {}
-        self._sizes: dict[int, int] = {}
+        # by round number
+        self._expected: dict[int, _Expected] = {}
         self._events: list[EngineEvent] = []
         self._link = EngineLink(
             engine_feed,
             still_true=self._still_true,
+            usage=held.usage,
             renew_interval_s=settings.renew_interval_s,
             gateway_grace_s=settings.gateway_grace_s,
             longest_retry_s=settings.longest_retry_s,
@@ -95,6 +109,8 @@ class RootFeed:
                 self._hear_of_gateway(message)
         now = self._clock()
         self._do(self._rounds.expire(now))
+        # Before the renewal, so that its figures are those after it.
+        self._evict(self._held.evict_orphans())
         self._held.end_gateways(self._link.keep(now, self._held.gateways()))
         self._publish()
 
@@ -123,9 +139,9 @@ class RootFeed:
             self._do(self._rounds.available(event.number))
             return
         reason = event.reason
-        announced = self._sizes.get(event.number)
-        if event.automaton is not None and event.automaton.nbytes != announced:
-            reason = f"corrupt-artifact: {announced} bytes were announced, it has {event.automaton.nbytes}"
+        expected = self._expected.get(event.number)
+        if expected is not None and event.automaton is not None and event.automaton.nbytes != expected.size_bytes:
+            reason = f"corrupt-artifact: {expected.size_bytes} bytes were announced, it has {event.automaton.nbytes}"
         self._do(self._rounds.vote(event.number, 0, Vote.FAILED if reason else Vote.READY, reason))
 
     def _hear_of_member(self, rank: int, frame: Frame) -> None:
@@ -139,18 +155,33 @@ class RootFeed:
                 raise RankFailure(f"rank {rank} sent a {frame.kind.name} frame", reason="malformed-frame")
 
     def _hear_of_gateway(self, message: GatewayMessage) -> None:
-        if isinstance(message, Ended):
-            self._held.end(message.nonce)
-            for waiting in self._waiting.values():
-                waiting.pop(message.nonce, None)
-            return
+        match message:
+            case Ended(nonce):
+                self._held.end(nonce)
+                for expected in self._expected.values():
+                    expected.promises.pop(nonce, None)
+            case Clear():
+                self._begin(message.fence)
+            case Announcement():
+                self._begin(message.fence)
+                self._promise(message)
+
+    def _begin(self, fence: Fence) -> None:
+        if self._held.begin(fence):
+            _log.info("the cache is in generation %d of %s", fence.generation, fence.epoch)
+            self._link.renew_soon()
+
+    def _promise(self, message: Announcement) -> None:
         promise = Promise(message.nonce, message.gateway, self._clock() + message.lifetime_ms / 1e3)
         if _HASH.fullmatch(message.artifact_hash) is None:
             self._fail(message.artifact_hash, message.nonce, "bad-request: this is no artifact hash")
-        elif self._held.promise(message.artifact_hash, promise):
+        elif self._held.promise(message.artifact_hash, promise, message.fence):
             self._events.append(Ready(message.artifact_hash, self._epoch, message.nonce))
         elif (number := self._rounds.number_of(message.artifact_hash)) is not None:
-            self._waiting[number][message.nonce] = promise
+            expected = self._expected[number]
+            expected.promises[message.nonce] = promise
+            if self._held.is_current(message.fence):
+                expected.fence = message.fence
         else:
             self._open(message, promise)
 
@@ -161,12 +192,9 @@ class RootFeed:
         except CapacityError as error:
             self._fail(artifact_hash, announcement.nonce, f"{error.code}: {error.message}")
             return
-        for victim in evicted:
-            self._send(encode_evict(victim.round_number, victim.artifact_hash))
-            self._loads.tidy(victim.artifact_hash)
+        self._evict(evicted)
         load = self._rounds.open(artifact_hash, self._clock())
-        self._waiting[load.number] = {promise.nonce: promise}
-        self._sizes[load.number] = announcement.size_bytes
+        self._expected[load.number] = _Expected(announcement.size_bytes, announcement.fence, {promise.nonce: promise})
         self._do([load])
 
     # -- what is done ----------------------------------------------------------------------------------------------
@@ -187,6 +215,11 @@ class RootFeed:
                 case Drop():
                     self._drop(action)
 
+    def _evict(self, forgotten: Sequence[Evicted]) -> None:
+        for victim in forgotten:
+            self._send(encode_evict(victim.round_number, victim.artifact_hash))
+            self._loads.tidy(victim.artifact_hash)
+
     def _send(self, frame: bytes) -> None:
         for member in self._members.values():
             member.send(frame)
@@ -195,23 +228,23 @@ class RootFeed:
         automaton = self._loads.take(action.number)
         if automaton is None:
             raise InternalInvariant("a round ended well without rank 0's set")
-        del self._sizes[action.number]
-        waiting = self._waiting.pop(action.number)
+        expected = self._expected.pop(action.number)
         now = self._clock()
-        alive = [promise for promise in waiting.values() if promise.ends_at > now]
-        self._held.enter(action.artifact_hash, automaton, round_number=action.number, promises=alive)
+        alive = [promise for promise in expected.promises.values() if promise.ends_at > now]
+        self._held.enter(
+            action.artifact_hash, automaton, round_number=action.number, promises=alive, fence=expected.fence
+        )
         self._events += [Ready(action.artifact_hash, self._epoch, promise.nonce) for promise in alive]
-        for nonce in waiting.keys() - {promise.nonce for promise in alive}:
+        for nonce in expected.promises.keys() - {promise.nonce for promise in alive}:
             self._fail(
                 action.artifact_hash, nonce, "deadline-exceeded: the request's time was over before it was ready"
             )
 
     def _drop(self, action: Drop) -> None:
         self._held.cancel(action.artifact_hash)
-        del self._sizes[action.number]
         self._loads.drop(action.number)
         _log.warning("round %d for %s failed: %s", action.number, action.artifact_hash[:12], action.reason)
-        for nonce in self._waiting.pop(action.number):
+        for nonce in self._expected.pop(action.number).promises:
             self._fail(action.artifact_hash, nonce, action.reason)
 
     def _fail(self, artifact_hash: str, nonce: str, reason: str) -> None:

@@ -5,38 +5,30 @@ knows no round, no socket and no Redis, and looks at an automaton only to hand i
 
 A set is pinned while a *promise* for it is alive (made at READY to a request's nonce; it ends with the request, with
 its life span, or with its gateway) or while a *slot* refers to it (from `acquire` to `release`, to the slot's reuse,
-or to the end of its nonce, whichever is first). Invariants: a pinned set is never evicted; only `reserve` evicts, and
-only rank 0 calls it, so the other ranks forget a set on nothing but its word.
+or to the end of its nonce, whichever is first). A set is an *orphan* when the cache has begun a newer generation than
+the one it was announced in: it serves those to whom it is promised and goes with the last of them. Invariants: a
+pinned set is never evicted; only `reserve` and `evict_orphans` evict, and only rank 0 calls them, so the other ranks
+forget a set on nothing but its word.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from maskfeed_automata import Automaton
 from maskfeed_automata.errors import CapacityError
+from maskfeed_cache.feed_messages import HeldUsage
+from maskfeed_cache.fence import Fence
+from maskfeed_workers.pins import Pins, Promise
 
 __all__ = ["Evicted", "HeldSets", "Promise"]
-
-# Nonces whose end is remembered, so that a request that enters the batch after its client has gone pins nothing.
-_MAX_ENDED: Final = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """To whom a set is promised, and until when (on the clock of `HeldSets`)."""
-
-    nonce: str
-    gateway: str
-    ends_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A set that was forgotten to make room, and the round that had brought it."""
+    """A set that was forgotten, and the round that had brought it."""
 
     artifact_hash: str
     round_number: int
@@ -46,8 +38,6 @@ class Evicted:
 class _Entry:
     automaton: Automaton
     round_number: int
-    nonces: set[str] = field(default_factory=set)
-    slots: set[int] = field(default_factory=set)
 
 
 class HeldSets:
@@ -66,12 +56,13 @@ class HeldSets:
         self._lock = threading.Lock()
         # least recently used first
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        # those of `_entries` that are of an older generation than `_fence`
+        self._orphans: set[str] = set()
         self._permanent: dict[str, Automaton] = {}
         self._reserved: dict[str, int] = {}
-        self._promises: dict[str, tuple[str, Promise]] = {}
-        self._slots: dict[int, tuple[str, str]] = {}
-        self._slots_of: dict[str, set[int]] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._pins = Pins()
+        # the generation of the cache as far as it was heard of; stays None on members, who are told what to forget
+        self._fence: Fence | None = None
         self._closed = False
 
     # -- decode thread ---------------------------------------------------------------------------------------------
@@ -83,7 +74,7 @@ class HeldSets:
             The automaton, shared and never mutated; None when the set is not held: the caller refuses the request.
         """
         with self._lock:
-            self._release(slot)
+            self._pins.release(slot)
             if self._closed:
                 return None
             if (permanent := self._permanent.get(artifact_hash)) is not None:
@@ -92,16 +83,13 @@ class HeldSets:
             if entry is None:
                 return None
             self._entries.move_to_end(artifact_hash)
-            if nonce not in self._ended:
-                entry.slots.add(slot)
-                self._slots[slot] = (artifact_hash, nonce)
-                self._slots_of.setdefault(nonce, set()).add(slot)
+            self._pins.refer(artifact_hash, nonce, slot)
             return entry.automaton
 
     def release(self, slot: int) -> None:
         """Give the slot's reference back. One that has none changes nothing."""
         with self._lock:
-            self._release(slot)
+            self._pins.release(slot)
 
     # -- feed thread -----------------------------------------------------------------------------------------------
 
@@ -109,6 +97,37 @@ class HeldSets:
         """Hold a set that is made on this rank, needs no round, and is never evicted."""
         with self._lock:
             self._permanent[name] = automaton
+
+    def begin(self, fence: Fence) -> bool:
+        """The cache was heard to be in this generation; if that is news, every set that is held becomes an orphan.
+
+        Within one epoch of the cache the higher generation is the newer one. Two epochs can't be compared: what was
+        heard last is taken for the newer one. A latecomer of a lost epoch thus costs sets, which are fed again, and
+        never an answer, because a set is known by its content.
+
+        Returns:
+            Whether it was news.
+        """
+        with self._lock:
+            known = self._fence
+            if known is not None and known.epoch == fence.epoch and known.generation >= fence.generation:
+                return False
+            self._fence = fence
+            self._orphans.update(self._entries)
+            return True
+
+    def is_current(self, fence: Fence) -> bool:
+        """Whether this is the newest generation that was heard of."""
+        with self._lock:
+            return fence == self._fence
+
+    def evict_orphans(self) -> list[Evicted]:
+        """Forget the orphans that nothing pins any more; the other ranks must forget them too."""
+        with self._lock:
+            if not self._orphans:
+                return []
+            self._pins.expire(self._clock())
+            return [self._remove(orphan) for orphan in sorted(self._orphans) if orphan not in self._pins]
 
     def reserve(self, artifact_hash: str, size_bytes: int) -> list[Evicted]:
         """Make room for a set that will be entered, or whose reservation will be cancelled.
@@ -120,11 +139,8 @@ class HeldSets:
             CapacityError: what is pinned leaves no room; nothing was forgotten. Context: `limit`, `value`, `stage`.
         """
         with self._lock:
-            self._drop_expired()
-            victims = self._victims(size_bytes)
-            evicted = [Evicted(victim, self._entries[victim].round_number) for victim in victims]
-            for victim in victims:
-                self._remove(victim)
+            self._pins.expire(self._clock())
+            evicted = [self._remove(victim) for victim in self._victims(size_bytes)]
             self._reserved[artifact_hash] = size_bytes
             return evicted
 
@@ -140,6 +156,7 @@ class HeldSets:
         *,
         round_number: int,
         promises: Collection[Promise] = (),
+        fence: Fence | None = None,
     ) -> None:
         """Hold a set from now on, and promise it in the same instant. Its reservation is used up.
 
@@ -148,32 +165,39 @@ class HeldSets:
             automaton: kept, never mutated; its `nbytes` count against the limit.
             round_number: of the round that brought it. A set that is held already keeps the later round's number.
             promises: of the requests that have waited for it.
+            fence: generation in which it was announced last; in an older one than the present, it is an orphan.
         """
         with self._lock:
             self._reserved.pop(artifact_hash, None)
             entry = self._entries.get(artifact_hash)
             if entry is None:
                 self._entries[artifact_hash] = entry = _Entry(automaton, round_number)
+                self._orphans.add(artifact_hash)
             entry.round_number = max(entry.round_number, round_number)
             self._entries.move_to_end(artifact_hash)
+            self._adopt(artifact_hash, fence)
             for promise in promises:
-                self._promise(artifact_hash, entry, promise)
+                self._pins.promise(artifact_hash, promise)
 
-    def promise(self, artifact_hash: str, promise: Promise) -> bool:
-        """Promise a set that is held. False when it is not held, and then nothing was promised."""
+    def promise(self, artifact_hash: str, promise: Promise, fence: Fence | None = None) -> bool:
+        """Promise a set that is held; announced in the present generation, an orphan is none any more.
+
+        Returns:
+            False when it is not held, and then nothing was promised.
+        """
         with self._lock:
-            entry = self._entries.get(artifact_hash)
-            if entry is None or self._closed:
+            if artifact_hash not in self._entries or self._closed:
                 return False
             self._entries.move_to_end(artifact_hash)
-            self._promise(artifact_hash, entry, promise)
+            self._adopt(artifact_hash, fence)
+            self._pins.promise(artifact_hash, promise)
             return True
 
     def is_promised(self, nonce: str) -> bool:
         """Whether a promise to this nonce is alive."""
         with self._lock:
-            self._drop_expired()
-            return nonce in self._promises
+            self._pins.expire(self._clock())
+            return self._pins.is_promised(nonce)
 
     def forget(self, artifact_hash: str, round_number: int) -> bool:
         """Stop holding the set, pinned or not, on rank 0's word.
@@ -191,23 +215,17 @@ class HeldSets:
     def end(self, nonce: str) -> None:
         """The nonce's request is over: its promise and its slots' references end."""
         with self._lock:
-            self._end_promise(nonce)
-            for slot in tuple(self._slots_of.get(nonce, ())):
-                self._release(slot)
-            self._ended[nonce] = None
-            if len(self._ended) > _MAX_ENDED:
-                self._ended.popitem(last=False)
+            self._pins.end(nonce)
 
     def end_gateways(self, gateways: Collection[str]) -> None:
         """These gateways are gone: their promises end. A slot that still decodes keeps its reference."""
         with self._lock:
-            for nonce in [n for n, (_, promise) in self._promises.items() if promise.gateway in gateways]:
-                self._end_promise(nonce)
+            self._pins.end_gateways(gateways)
 
     def gateways(self) -> set[str]:
         """Gateways to which something is promised."""
         with self._lock:
-            return {promise.gateway for _, promise in self._promises.values()}
+            return self._pins.gateways()
 
     def close(self) -> None:
         """Refuse every set from now on, permanent ones too. For ever: the epoch is over."""
@@ -217,13 +235,26 @@ class HeldSets:
     def pinned(self) -> frozenset[str]:
         """Sets that can't be evicted now, permanent ones left out."""
         with self._lock:
-            self._drop_expired()
-            return frozenset(h for h, entry in self._entries.items() if entry.nonces or entry.slots)
+            self._pins.expire(self._clock())
+            return frozenset(artifact_hash for artifact_hash in self._entries if artifact_hash in self._pins)
 
     def size_bytes(self) -> int:
         """Bytes of the sets that are held, permanent ones left out."""
         with self._lock:
-            return sum(entry.automaton.nbytes for entry in self._entries.values())
+            return self._size_of(self._entries)
+
+    def usage(self) -> HeldUsage:
+        """Figures for the engine's record, taken in one step, permanent sets left out."""
+        with self._lock:
+            return HeldUsage(
+                cache_epoch="" if self._fence is None else self._fence.epoch,
+                generation=0 if self._fence is None else self._fence.generation,
+                entries=len(self._entries) - len(self._orphans),
+                bytes=self._size_of(self._entries) - self._size_of(self._orphans),
+                orphaned_entries=len(self._orphans),
+                orphaned_bytes=self._size_of(self._orphans),
+                limit_bytes=self._limit_bytes,
+            )
 
     def hashes(self) -> list[str]:
         """Sets that are held, least recently used first, permanent ones left out."""
@@ -236,15 +267,19 @@ class HeldSets:
 
     # -- under the lock --------------------------------------------------------------------------------------------
 
+    def _adopt(self, artifact_hash: str, fence: Fence | None) -> None:
+        if fence == self._fence:
+            self._orphans.discard(artifact_hash)
+
     def _victims(self, size_bytes: int) -> list[str]:
         """The least recently used sets that must go for `size_bytes` more; CapacityError if that can't be."""
-        n_bytes = size_bytes + sum(self._reserved.values()) + sum(e.automaton.nbytes for e in self._entries.values())
+        n_bytes = size_bytes + sum(self._reserved.values()) + self._size_of(self._entries)
         n_sets = 1 + len(self._reserved) + len(self._entries)
         victims = []
         for artifact_hash, entry in self._entries.items():
             if n_bytes <= self._limit_bytes and n_sets <= self._max_sets:
                 break
-            if not (entry.nonces or entry.slots):
+            if artifact_hash not in self._pins:
                 victims.append(artifact_hash)
                 n_bytes -= entry.automaton.nbytes
                 n_sets -= 1
@@ -264,37 +299,11 @@ class HeldSets:
             )
         return victims
 
-    def _promise(self, artifact_hash: str, entry: _Entry, promise: Promise) -> None:
-        self._end_promise(promise.nonce)
-        entry.nonces.add(promise.nonce)
-        self._promises[promise.nonce] = (artifact_hash, promise)
+    def _size_of(self, artifact_hashes: Collection[str]) -> int:
+        return sum(self._entries[artifact_hash].automaton.nbytes for artifact_hash in artifact_hashes)
 
-    def _end_promise(self, nonce: str) -> None:
-        artifact_hash, _ = self._promises.pop(nonce, (None, None))
-        if artifact_hash is not None:
-            self._entries[artifact_hash].nonces.discard(nonce)
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        for nonce in [n for n, (_, promise) in self._promises.items() if promise.ends_at <= now]:
-            self._end_promise(nonce)
-
-    def _release(self, slot: int) -> None:
-        artifact_hash, nonce = self._slots.pop(slot, (None, None))
-        if artifact_hash is None or nonce is None:
-            return
-        self._entries[artifact_hash].slots.discard(slot)
-        slots = self._slots_of[nonce]
-        slots.discard(slot)
-        if not slots:
-            del self._slots_of[nonce]
-
-    def _remove(self, artifact_hash: str) -> None:
+    def _remove(self, artifact_hash: str) -> Evicted:
         entry = self._entries.pop(artifact_hash)
-        for nonce in tuple(entry.nonces):
-            self._promises.pop(nonce, None)
-        for slot in tuple(entry.slots):
-            _, nonce = self._slots.pop(slot)
-            self._slots_of[nonce].discard(slot)
-            if not self._slots_of[nonce]:
-                del self._slots_of[nonce]
+        self._orphans.discard(artifact_hash)
+        self._pins.drop(artifact_hash)
+        return Evicted(artifact_hash, entry.round_number)

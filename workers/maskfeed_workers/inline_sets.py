@@ -5,7 +5,6 @@ vLLM type and no feed. Invariant: compiling is deterministic, so every process t
 automaton; the most recent ones are kept, because an engine adds a request again after each preemption.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -14,10 +13,12 @@ import msgspec
 
 from maskfeed_automata import Automaton, CandidateSet, LeadingSpace, Vocabulary, build, check_fits
 from maskfeed_automata.errors import ParameterError
+from maskfeed_cache.fence import Layer
+from maskfeed_cache.process_cache import ProcessCache, ProcessFence
 
 __all__ = ["InlineRequest", "InlineSets"]
 
-_N_KEPT: Final = 256
+_KEPT_BYTES: Final = 256 * 2**20
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -58,7 +59,9 @@ class InlineSets:
     def __init__(self, vocabulary: Vocabulary, max_model_len: int) -> None:
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
-        self._kept: OrderedDict[str, Automaton] = OrderedDict()
+        self._sets: ProcessCache[str, Automaton] = ProcessCache(
+            Layer.SETS, ProcessFence(), size_of=lambda automaton: automaton.nbytes, limit_bytes=_KEPT_BYTES
+        )
 
     def get(self, request: InlineRequest) -> Automaton:
         """The automaton of the request's candidates; compiled when it is not among the kept ones.
@@ -67,16 +70,13 @@ class InlineSets:
             CandidateError: a candidate that the vocabulary can't produce, or that exceeds the context.
         """
         digest = request.candidate_set.digest(self._vocabulary.fingerprint, request.leading_space)
-        automaton = self._kept.pop(digest, None)
-        if automaton is None:
-            check_fits(
-                self._vocabulary,
-                request.candidate_set,
-                leading_space=request.leading_space,
-                max_model_len=self._max_model_len,
-            )
-            automaton = build(self._vocabulary, request.candidate_set, leading_space=request.leading_space)
-        self._kept[digest] = automaton
-        if len(self._kept) > _N_KEPT:
-            self._kept.popitem(last=False)
-        return automaton
+        return self._sets.get(digest, lambda: self._compile(request))
+
+    def _compile(self, request: InlineRequest) -> Automaton:
+        check_fits(
+            self._vocabulary,
+            request.candidate_set,
+            leading_space=request.leading_space,
+            max_model_len=self._max_model_len,
+        )
+        return build(self._vocabulary, request.candidate_set, leading_space=request.leading_space)

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from maskfeed_automata import Automaton, Vocabulary
 from maskfeed_automata.errors import MaskfeedError
@@ -19,7 +19,7 @@ from maskfeed_cache.store import BlobStore
 from maskfeed_workers.shared_files import SharedFiles
 from maskfeed_workers.wakeup import Wakeup
 
-__all__ = ["Available", "LoadEnded", "LoadSet", "Loads", "artifact_loader"]
+__all__ = ["Available", "LoadEnded", "LoadSet", "Loads", "SetDevice", "artifact_loader", "onto_device"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,25 @@ def artifact_loader(files: SharedFiles, blobs: BlobStore, vocabulary: Vocabulary
         return Automaton.from_bytes(buffer, vocabulary)
 
     return load
+
+
+class SetDevice(Protocol):
+    """Where a loaded set must lie before this rank can use it."""
+
+    def place(self, name: str, automaton: Automaton) -> object:
+        """Bring the set there; CapacityError if there is no room."""
+        ...
+
+
+def onto_device(load: LoadSet, device: SetDevice) -> LoadSet:
+    """`load`, and then the set's copy on the device: a rank without room for it votes against it."""
+
+    def load_and_place(artifact_hash: str, available: Callable[[], None]) -> Automaton:
+        automaton = load(artifact_hash, available)
+        device.place(artifact_hash, automaton)
+        return automaton
+
+    return load_and_place
 
 
 class Loads:

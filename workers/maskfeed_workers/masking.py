@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 __all__ = ["mask_rows", "masked_copy", "write_whole"]
 
 _FORBIDDEN = float("-inf")
+# Entries that one thread fills sooner than several have agreed to.
+_ONE_THREAD = 1 << 20
 
 
 def mask_rows(
@@ -27,8 +29,11 @@ def mask_rows(
         rows: int64 [n], which rows; each at most once.
         row_ptr: int64 [n + 1]; row i permits token_ids[row_ptr[i] : row_ptr[i + 1]].
         token_ids: int32 [row_ptr[-1]], each below width. Borrowed during the call only.
+
+    Raises:
+        InternalInvariant, or IndexError of torch: a row or an id is out of range.
     """
-    if not len(rows):
+    if not len(rows) or _keep_only(logits, rows, row_ptr, token_ids):
         return
     line, index = _entries(logits, rows, row_ptr, token_ids)
     kept = line.index_select(0, index)
@@ -65,6 +70,28 @@ def write_whole(logits: torch.Tensor, row: int, token_ids: Sequence[int]) -> Non
     """
     logits[row] = _FORBIDDEN
     logits[row, list(token_ids)] = 0.0
+
+
+def _keep_only(
+    logits: torch.Tensor, rows: NDArray[np.int64], row_ptr: NDArray[np.int64], token_ids: NDArray[np.int32]
+) -> bool:
+    """The same in one compiled call; False, and nothing is done, where that is not possible or not faster."""
+    if not logits.is_cpu or logits.dtype is not torch.float32:
+        return False
+    if logits.numel() > _ONE_THREAD and torch.get_num_threads() > 1:
+        return False
+    n_rows, width = logits.shape
+    row_stride, column_stride = logits.stride()
+    if column_stride != 1 or row_stride < width:
+        return False
+    # Imported late: this module is loaded where numba must not be.
+    from maskfeed_workers.row_kernel import keep_only
+
+    if not keep_only(logits.data_ptr(), n_rows, width, row_stride, rows, row_ptr, token_ids):
+        from maskfeed_automata.errors import InternalInvariant
+
+        raise InternalInvariant(f"rows or ids outside of logits of shape {n_rows} x {width}")
+    return True
 
 
 def _entries(

@@ -8,6 +8,7 @@ refused.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class Constraint:
     """
 
     automaton: Automaton
+    # of exactly these arrays, among all sets that this process meets
+    name: str
     # ids that may end this request's answer: never empty, never text
     stop_token_ids: tuple[int, ...]
     # what the row permits once it is refused
@@ -50,7 +53,18 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class _Order:
+    """The rows of a step, the same until one comes, goes, moves or is refused."""
+
+    entries: Sequence[_Row]  # those that are not refused, by row
+    rows: NDArray[np.int64]  # int64 [n]
+    slots: NDArray[np.int32]  # int32 [n]
+    one_each: NDArray[np.int64]  # int64 [n + 1]: pointers for one new token in each row
+    even: Sequence[int]  # the same as a list
+    refused: Sequence[tuple[int, Refusal]]
+
+
+class Step(NamedTuple):
     """What one step permits.
 
     Arrays are valid until the next call. Rows not named are not ours and must not be touched.
@@ -78,6 +92,7 @@ class SlotTable:
         self._batch = Batch(vocabulary, max_rows)
         self._free = list(range(max_rows - 1, -1, -1))
         self._rows: dict[int, _Row] = {}
+        self._order: _Order | None = None
         self.n_refused_total = 0
 
     def __len__(self) -> int:
@@ -93,6 +108,7 @@ class SlotTable:
             output_ids: the engine's live list of the request's output ids; it holds tokens already after preemption.
         """
         self.remove(row)
+        self._order = None
         if isinstance(verdict, Refusal):
             self.n_refused_total += 1
             self._rows[row] = _Row(output_ids, verdict, None, -1)
@@ -105,10 +121,12 @@ class SlotTable:
         """Forget `row`. A row that is not ours is no error: the engine names every row that leaves."""
         entry = self._rows.pop(row, None)
         if entry is not None:
+            self._order = None
             self._let_go(entry)
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
         """Move `source` to `target`, or exchange both. What `target` held is forgotten unless swapped."""
+        self._order = None
         moving = self._rows.pop(source, None)
         displaced = self._rows.pop(target, None)
         if moving is not None:
@@ -126,24 +144,34 @@ class SlotTable:
 
     def step(self) -> Step:
         """Advance every row by the tokens that its list has gained, and say what each permits now."""
-        live = sorted((row, entry) for row, entry in self._rows.items() if entry.constraint is not None)
-        slots = np.fromiter((entry.slot for _, entry in live), np.int32, len(live))
-        ptr = np.zeros(len(live) + 1, np.int64)
+        order = self._order or self._put_in_order()
         tokens: list[int] = []
-        for i, (_, entry) in enumerate(live):
-            tokens.extend(self._new_tokens(entry))
-            ptr[i + 1] = len(tokens)
-        made = self._batch.step(slots, ptr, np.array(tokens, np.int32))
-        rows = np.fromiter((row for row, _ in live), np.int64, len(live))
-        row_ptr = made.row_ptr
-        if made.failed.any():
-            for i in np.flatnonzero(made.failed):
-                self._refuse(live[int(i)][1])
-            kept = np.flatnonzero(~made.failed)
-            # A failed row is empty, so the pointers of the others stay right when it is left out.
-            rows, row_ptr = rows[kept], np.append(row_ptr[:-1][kept], row_ptr[-1])
-        refused = [(row, entry.refusal) for row, entry in self._rows.items() if entry.constraint is None]
-        return Step(rows, row_ptr, made.token_ids, refused)
+        ends = [0]
+        for entry in order.entries:
+            tokens += self._new_tokens(entry)
+            ends.append(len(tokens))
+        ptr = order.one_each if ends == order.even else np.array(ends, np.int64)
+        made = self._batch.step(order.slots, ptr, np.array(tokens, np.int32))
+        if not np.count_nonzero(made.failed):
+            return Step(order.rows, made.row_ptr, made.token_ids, order.refused)
+        for i in np.flatnonzero(made.failed):
+            self._refuse(order.entries[int(i)])
+        kept = np.flatnonzero(~made.failed)
+        # A failed row is empty, so the pointers of the others stay right when it is left out.
+        row_ptr = np.append(made.row_ptr[:-1][kept], made.row_ptr[-1])
+        return Step(order.rows[kept], row_ptr, made.token_ids, self._put_in_order().refused)
+
+    def _put_in_order(self) -> _Order:
+        live = sorted((row, entry) for row, entry in self._rows.items() if entry.constraint is not None)
+        self._order = _Order(
+            entries=[entry for _, entry in live],
+            rows=np.array([row for row, _ in live], np.int64),
+            slots=np.array([entry.slot for _, entry in live], np.int32),
+            one_each=np.arange(len(live) + 1),
+            even=list(range(len(live) + 1)),
+            refused=[(row, entry.refusal) for row, entry in self._rows.items() if entry.constraint is None],
+        )
+        return self._order
 
     def _new_tokens(self, entry: _Row) -> Sequence[int]:
         ids, seen = entry.output_ids, entry.n_seen

@@ -25,6 +25,14 @@ __all__ = ["Exchange", "Peer", "connect_star"]
 # A frame has about 50 bytes: a peer that has not read this many for seconds never will.
 _MAX_UNSENT_BYTES: Final = 1 << 20
 _RECEIVE_BYTES: Final = 1 << 16
+# A peer that acknowledges nothing for this long (ms), be it data or a probe after a quiet time (s), is gone.
+_TCP_OPTIONS: Final = (
+    (socket.TCP_NODELAY, 1),
+    (socket.TCP_KEEPIDLE, 5),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 20_000),
+)
 # Room for strangers beside the members.
 _BACKLOG: Final = 128
 
@@ -142,7 +150,7 @@ def _accept_members(size: int, exchange: Exchange, ends_at: float) -> list[Peer]
             exchange.broadcast_address(None)
             raise
         with listener:
-            exchange.broadcast_address((int(listener.family), listener.getsockname(), token))
+            exchange.broadcast_address((int(listener.family), _address(listener), token))
             return _accept(listener, token, size, ends_at)
 
 
@@ -163,7 +171,7 @@ def _accept(listener: socket.socket, token: bytes, size: int, ends_at: float) ->
 
 
 def _listen(tcp_host: str | None, folder: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX if tcp_host is None else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(_family(tcp_host), socket.SOCK_STREAM)
     try:
         listener.bind(str(folder / "feed") if tcp_host is None else (tcp_host, 0))
         listener.listen(_BACKLOG)
@@ -171,6 +179,17 @@ def _listen(tcp_host: str | None, folder: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _family(tcp_host: str | None) -> socket.AddressFamily:
+    if tcp_host is None:
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in tcp_host else socket.AF_INET
+
+
+def _address(listener: socket.socket) -> str | tuple[str, int]:
+    name: str | tuple[str, int] | tuple[str, int, int, int] = listener.getsockname()
+    return name if isinstance(name, str) else (name[0], name[1])
 
 
 def _greet(connection: socket.socket, token: bytes, size: int, ends_at: float) -> Peer | None:
@@ -182,7 +201,7 @@ def _greet(connection: socket.socket, token: bytes, size: int, ends_at: float) -
         while not frames and (data := connection.recv(_RECEIVE_BYTES)):
             frames = reader.feed(data)
         if _is_member(frames, token, size):
-            _send_at_once(connection)
+            _watch_closely(connection)
             return Peer(frames[0].round_number, connection, reader)
     connection.close()
     return None
@@ -203,7 +222,7 @@ def _join(rank: int, exchange: Exchange, ends_at: float) -> Peer:
     try:
         connection.settimeout(_remaining(ends_at))
         connection.connect(address)
-        _send_at_once(connection)
+        _watch_closely(connection)
         connection.sendall(encode_hello(rank, token))
     except OSError:
         connection.close()
@@ -221,9 +240,13 @@ def _read_invitation(invitation: object) -> _Invitation:
             raise RankFailure(f"rank 0 broadcast {type(invitation).__name__}, no invitation", reason="star")
 
 
-def _send_at_once(connection: socket.socket) -> None:
-    if connection.family == socket.AF_INET:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _watch_closely(connection: socket.socket) -> None:
+    """Between hosts: send frames at once, and notice within seconds that the other host is gone without a word."""
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _TCP_OPTIONS:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _remaining(ends_at: float) -> float:

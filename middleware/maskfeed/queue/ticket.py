@@ -1,28 +1,39 @@
-"""One constrained request on its way: its state, its stage, its deadline, and the time each stage took.
+"""One constrained request on its way: its state, its stage, its deadlines, and the time each stage took.
 
 A ticket does no work and knows neither HTTP nor engines. Invariants: the state moves only along `_NEXT`, an end state
-is final, and a deadline that passes is reported with the stage in which it passed.
+is final, the times of the stages add up to the time since receipt, and a deadline that passes is reported with the
+stage in which it passed.
 
-    received ── hit ─────────────────────────────┐
-       └────── miss ─▶ queued ─▶ compiling ─▶ committed ─▶ ready ─▶ dispatched ─▶ done
+    received ── hit ──────────────────────────────────────────────▶ ready ─▶ dispatched ─▶ done
+       ├─────── miss ─▶ queued ─▶ compiling ─▶ committed ────────────▲  │
+       └─ another gateway's ─▶ waiting ───────────▲  └── lost since ────┘
+                                 └─▶ queued (the other one has died)
     from every state before done: failed(code, stage) | expired(stage) | cancelled
+
+Requests that share one compile move together; who joins late enters where the others are.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Final
 
 from maskfeed_automata.errors import DeadlineExceeded, InternalInvariant, MaskfeedError
+from maskfeed_cache.clock import Clock, Timer
 
-__all__ = ["END_STATES", "Clock", "Stage", "State", "Ticket", "Timer"]
+__all__ = ["DEFAULT_TENANT", "END_STATES", "Stage", "State", "Ticket"]
+
+# of requests without a bearer token
+DEFAULT_TENANT: Final = "default"
 
 
 class State(StrEnum):
     """What is true of a request. The last four are ends."""
 
     RECEIVED = "received"
+    WAITING = "waiting"
     QUEUED = "queued"
     COMPILING = "compiling"
     COMMITTED = "committed"
@@ -39,6 +50,8 @@ class Stage(StrEnum):
 
     PARSE = "parse"
     LOOKUP = "lookup"
+    # for another gateway, which compiles the set
+    WAIT = "wait"
     QUEUE = "queue"
     COMPILE = "compile"
     COMMIT = "commit"
@@ -48,47 +61,51 @@ class Stage(StrEnum):
 
 END_STATES: Final = frozenset({State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED})
 
+_ON_THE_WAY: Final = frozenset({State.WAITING, State.QUEUED, State.COMPILING, State.COMMITTED})
 _NEXT: Final[Mapping[State, frozenset[State]]] = {
-    State.RECEIVED: frozenset({State.QUEUED, State.READY}),
+    State.RECEIVED: _ON_THE_WAY | {State.READY},
+    State.WAITING: frozenset({State.QUEUED, State.COMMITTED}),
     State.QUEUED: frozenset({State.COMPILING}),
     State.COMPILING: frozenset({State.COMMITTED}),
-    State.COMMITTED: frozenset({State.READY}),
+    State.COMMITTED: _ON_THE_WAY - {State.COMMITTED} | {State.READY},
     State.READY: frozenset({State.DISPATCHED}),
     State.DISPATCHED: frozenset({State.DONE}),
 }
-
-
-class Timer(Protocol):
-    """A call that is planned and can be called off."""
-
-    def cancel(self) -> None:
-        """Call it off. Harmless when it has happened."""
-        ...
-
-
-class Clock(Protocol):
-    """Seconds from any fixed instant, never going back, and calls at an instant. An asyncio loop is one."""
-
-    def time(self) -> float:
-        """Now, in seconds."""
-        ...
-
-    def call_at(self, when: float, callback: Callable[[], object], /) -> Timer:
-        """Plan `callback` for the instant `when`, on the event loop's thread."""
-        ...
+# stages that say by themselves what is true of the request
+_STATE_IN: Final[Mapping[Stage, State]] = {
+    Stage.WAIT: State.WAITING,
+    Stage.QUEUE: State.QUEUED,
+    Stage.COMPILE: State.COMPILING,
+}
 
 
 class Ticket:
     """The progress of one request.
 
     Args:
-        clock: shared; decides when the deadline has passed.
+        clock: shared; decides when a deadline has passed.
         received_at: the clock's reading when the request came.
         deadline_ms: milliseconds from then within which the set must be ready.
+        stage_limits_ms: longest stay in a stage at one go, for those that have a limit of their own.
+        tenant: whose request it is.
         observe: called with the ticket after each move, ends included; must not raise.
     """
 
-    __slots__ = ("_clock", "_due", "_observe", "_seconds", "deadline_ms", "failure", "stage", "state")
+    __slots__ = (
+        "_clock",
+        "_due",
+        "_entered_at",
+        "_expire",
+        "_observe",
+        "_seconds",
+        "_stage_limits_ms",
+        "_timer",
+        "deadline_ms",
+        "failure",
+        "stage",
+        "state",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -96,17 +113,25 @@ class Ticket:
         *,
         received_at: float,
         deadline_ms: int,
+        stage_limits_ms: Mapping[Stage, int] = MappingProxyType({}),
+        tenant: str = DEFAULT_TENANT,
         observe: Callable[["Ticket"], None] = lambda ticket: None,
     ) -> None:
         self.state = State.RECEIVED
         self.stage = Stage.PARSE
         self.deadline_ms = deadline_ms
+        self.tenant = tenant
         # the stable code of the error that ended it
         self.failure: str | None = None
         self._clock = clock
         self._due = received_at + deadline_ms / 1000
+        self._stage_limits_ms = stage_limits_ms
         self._observe = observe
+        self._entered_at = received_at
         self._seconds: dict[Stage, float] = {}
+        # while a deadline is watched
+        self._expire: Callable[[], None] | None = None
+        self._timer: Timer | None = None
 
     def move(self, state: State) -> None:
         """Enter `state`.
@@ -118,25 +143,29 @@ class Ticket:
         if not ends_early and state not in _NEXT.get(self.state, frozenset()):
             raise InternalInvariant(f"a ticket can't go from {self.state} to {state}", stage=self.stage)
         self.state = state
+        if state in END_STATES:
+            self._book(self._clock.time())
         self._observe(self)
 
-    @contextmanager
-    def measure(self, stage: Stage) -> Iterator[None]:
-        """Be in `stage` for the length of the block. Times of one stage add up. The stage stays named afterwards."""
-        self.stage = stage
-        start = self._clock.time()
-        try:
-            yield
-        finally:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + self._clock.time() - start
+    def enter(self, stage: Stage, since_s: float = 0.0) -> None:
+        """Be in `stage` from now on, or since so many seconds, at most since the last stage began.
 
-    def rebook(self, seconds: float, source: Stage, target: Stage) -> None:
-        """Count `seconds` that were measured in `source` as time of `target`."""
-        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
-        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+        Waiting, queueing and compiling are states, too, and entered with their stage.
+
+        Raises:
+            InternalInvariant: no way leads there from the present state.
+        """
+        if stage is self.stage:
+            return
+        self._book(max(self._entered_at, self._clock.time() - since_s))
+        self.stage = stage
+        state = _STATE_IN.get(stage, self.state)
+        if state is not self.state:
+            self.move(state)
+        self._plan()
 
     def milliseconds(self, stage: Stage) -> float:
-        """Time spent in `stage` so far; 0.0 if it was not entered."""
+        """Time spent in `stage` and left; 0.0 if it was not entered."""
         return self._seconds.get(stage, 0.0) * 1000
 
     def seconds_by_stage(self) -> Mapping[Stage, float]:
@@ -145,10 +174,10 @@ class Ticket:
 
     @asynccontextmanager
     async def within_deadline(self) -> AsyncIterator[None]:
-        """Cancel the block when the deadline passes, wherever it waits.
+        """Cancel the block, wherever it waits, when the request's deadline passes or that of its stage.
 
         Raises:
-            DeadlineExceeded: it passed. Context: `stage` (where the block was), `limit_ms`.
+            DeadlineExceeded: it passed. Context: `stage` (where the block was), `limit_ms` (of the one that passed).
         """
         task = asyncio.current_task()
         assert task is not None
@@ -160,20 +189,18 @@ class Ticket:
             expired = True
             task.cancel()
 
-        timer = self._clock.call_at(self._due, expire)
+        self._expire = expire
+        self._plan()
         try:
             yield
         except asyncio.CancelledError as cancelled:
             # a client that leaves in the same instant has cancelled too, and that wins
             if expired and task.uncancel() <= already_cancelling:
-                raise DeadlineExceeded(
-                    f"not done within {self.deadline_ms} ms (stage: {self.stage})",
-                    stage=self.stage,
-                    limit_ms=self.deadline_ms,
-                ) from cancelled
+                raise self._lateness() from cancelled
             raise
         finally:
-            timer.cancel()
+            self._expire = None
+            self._plan()
 
     @contextmanager
     def followed_to_its_end(self) -> Iterator[None]:
@@ -206,3 +233,28 @@ class Ticket:
         if self.state not in END_STATES:
             self.failure = failure
             self.move(state)
+
+    def _book(self, until: float) -> None:
+        self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + until - self._entered_at
+        self._entered_at = until
+
+    def _stage_due(self) -> float:
+        limit_ms = self._stage_limits_ms.get(self.stage)
+        return float("inf") if limit_ms is None else self._entered_at + limit_ms / 1000
+
+    def _plan(self) -> None:
+        """Plan the next deadline anew, if one is watched."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._expire is not None:
+            self._timer = self._clock.call_at(min(self._due, self._stage_due()), self._expire)
+
+    def _lateness(self) -> DeadlineExceeded:
+        if self._stage_due() < self._due:
+            limit_ms = self._stage_limits_ms[self.stage]
+            message = f"the stage {self.stage} was not over within {limit_ms} ms"
+        else:
+            limit_ms = self.deadline_ms
+            message = f"not done within {limit_ms} ms (stage: {self.stage})"
+        return DeadlineExceeded(message, stage=self.stage, limit_ms=limit_ms)

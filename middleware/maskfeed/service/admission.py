@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from maskfeed.service.candidate_lists import told_as
 from maskfeed.service.engines import LiveGroup
 from maskfeed.service.parameters import check_stop_token_ids
 from maskfeed.service.requests import ConstrainedRequest
@@ -16,9 +17,12 @@ from maskfeed_automata.errors import CandidateError
 
 __all__ = ["PreparedSet", "in_the_callers_words", "prepare"]
 
-_FIELD_OF_SOURCE = {"candidates": "candidates", "choice": "structured_outputs.choice"}
-# what the lower rooms call the list
-_OWN_FIELD = "candidates"
+_FIELD_OF_SOURCE = {
+    "candidates": "candidates",
+    "choice": "structured_outputs.choice",
+    "named": "candidate_set",
+    "ids": "ids",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ def prepare(request: ConstrainedRequest, live: LiveGroup) -> PreparedSet:
     vocabulary = live.vocabulary
     check_stop_token_ids(request.stop_token_ids, live.record, lambda token_id: _is_text(vocabulary, token_id))
     with in_the_callers_words(request):
-        candidate_set = CandidateSet.from_strings(request.values)
+        part = request.part
+        candidate_set = CandidateSet.from_strings(request.values) if part is None else part.candidate_set
         check_fits(
             vocabulary,
             candidate_set,
@@ -59,16 +64,19 @@ def in_the_callers_words(request: ConstrainedRequest) -> Iterator[None]:
     """Name the list as the caller does, in whatever is wrong with a candidate.
 
     Raises:
-        CandidateError: from the block, its message and context with the field that the request had.
+        CandidateError: from the block, its message and context with the field that the request had, and the position
+            in the caller's list.
     """
-    try:
-        yield
-    except CandidateError as error:
-        field = _FIELD_OF_SOURCE[request.source]
-        message = error.message
-        if message.startswith(_OWN_FIELD):
-            message = field + message.removeprefix(_OWN_FIELD)
-        raise type(error)(message, **{**error.context, "field": field}) from error
+    with told_as(_FIELD_OF_SOURCE[request.source]):
+        try:
+            yield
+        except CandidateError as error:
+            index = error.context.get("index")
+            if request.part is None or not isinstance(index, int):
+                raise
+            place = request.part.place_of(index)
+            message = error.message.replace(f"[{index}]", f"[{place}]", 1)
+            raise type(error)(message, **{**error.context, "index": place}) from error
 
 
 def _is_text(vocabulary: Vocabulary, token_id: int) -> bool:

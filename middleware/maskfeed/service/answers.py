@@ -103,9 +103,7 @@ class AnswerReader:
                 n_tokens=len(token_ids),
                 n_bytes=len(data),
             )
-        index = int(self._set.first_input_of_rank[rank])
-        candidate = self.request.values[index]
-        candidate_id = self.request.ids[index] if self.request.ids is not None else None
+        index, candidate, candidate_id = self.request.candidate_at(int(self._set.first_input_of_rank[rank]))
         return Answer(candidate, True, candidate, index, candidate_id, None)
 
     @property
@@ -142,9 +140,17 @@ class AnswerReader:
             "digest": self._set.digest(self._record.fingerprint, self.request.leading_space),
             "candidates": self._set.n_inputs,
             "duplicates": self._set.n_duplicates,
+            **self._named(),
             **self._figures,
             **(answer.as_member() if answer is not None and self.request.n == 1 else {}),
         }
+
+    def _named(self) -> dict[str, Any]:
+        """The member that says which set the caller's name stood for."""
+        reference = self.request.reference
+        if reference is None:
+            return {}
+        return {"candidate_set": {"name": reference.name, "generation": reference.generation}}
 
     def _cut_text(self, data: bytes, stop_string: str | None) -> str:
         begin = self.n_bytes_before_text(data) if data else 0

@@ -8,29 +8,34 @@ closed.
 import asyncio
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Never
 
 from aiohttp import web
 
-from maskfeed.config import GatewaySettings
+from maskfeed.config import GatewaySettings, QueueSettings
 from maskfeed.queue.candidate_queue import CandidateQueue
-from maskfeed.service.core import GatewayCore, Parts
+from maskfeed.queue.ticket import Stage
+from maskfeed.service.compilers import open_compiler
 from maskfeed.service.engines import EngineGroup
 from maskfeed.service.exchange import Headers
+from maskfeed.service.named_sets import NamedSets
 from maskfeed.service.promises import Promises
+from maskfeed.service.ready_sets import ReadySets
+from maskfeed.service.request_life import GatewayCore, Parts
 from maskfeed.service.requests import MAX_DEADLINE_MS
 from maskfeed.service.routes import CORE, PARTS, SETTINGS, explain_errors, name_response, routes
+from maskfeed.service.stores import StoreSettings
 from maskfeed.service.telemetry import SERVER_LOG, Telemetry, log_event
 from maskfeed.service.upstream import HttpUpstream, client_session
+from maskfeed_cache.fence import Layer
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
-from maskfeed_cache.redis_store import RedisBlobStore, RedisSetIndex
-from maskfeed_workers.thread_compiler import ThreadCompiler
+from maskfeed_cache.shared_cache import SharedCache
 
-__all__ = ["create_app", "open_parts", "runner_options", "serve"]
+__all__ = ["create_app", "open_parts", "runner_options", "serve", "stage_limits_ms"]
 
 _READER_THREADS: Final = 2
 
@@ -54,12 +59,10 @@ async def open_parts(settings: GatewaySettings, redis_url: str) -> AsyncIterator
     async with AsyncExitStack() as stack:
         executor = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="maskfeed-reader")
         stack.callback(executor.shutdown, cancel_futures=True)
-        index = RedisSetIndex(redis_url, keys)
+        stores = StoreSettings(redis_url, keys, settings.cache)
+        index = stores.open_index()
         stack.push_async_callback(index.close)
-        blobs = RedisBlobStore(redis_url, keys)
-        stack.callback(blobs.close)
-        compiler = ThreadCompiler(blobs, blobs, parallelism=settings.compile_threads)
-        stack.push_async_callback(compiler.close)
+        compiler = await stack.enter_async_context(open_compiler(settings, stores, index, watch=telemetry.watch))
         session = client_session(silence_timeout_s=settings.upstream_timeout_s)
         stack.push_async_callback(session.close)
         upstream = HttpUpstream(session, settings.upstream_url)
@@ -78,9 +81,32 @@ async def open_parts(settings: GatewaySettings, redis_url: str) -> AsyncIterator
         )
         stack.push_async_callback(engines.close)
         engines.start()
-        queue = CandidateQueue(parallelism=compiler.parallelism, limit=settings.queue_limit)
+        cache = SharedCache(index, Layer.SETS, clock=loop, lease_ms=settings.cache.lease_ms, observe=telemetry.compiled)
+        stack.push_async_callback(cache.close)
+        cache.start()
+        queue = CandidateQueue(
+            parallelism=compiler.parallelism, limit=settings.queue.limit, tenant_limit=settings.queue.tenant_limit
+        )
         _publish_gauges(telemetry, queue, promises)
-        yield Parts(index, compiler, queue, engines, promises, upstream, telemetry, loop, executor)
+        named_store = stores.open_named_sets()
+        stack.push_async_callback(named_store.close)
+        named_sets = NamedSets(named_store, executor)
+        stack.push_async_callback(named_sets.close)
+        sets = ReadySets(cache=cache, queue=queue, compiler=compiler, promises=promises, telemetry=telemetry)
+        yield Parts(
+            index=index,
+            cache=cache,
+            compiler=compiler,
+            queue=queue,
+            engines=engines,
+            promises=promises,
+            sets=sets,
+            named_sets=named_sets,
+            upstream=upstream,
+            telemetry=telemetry,
+            clock=loop,
+            executor=executor,
+        )
 
 
 def create_app(
@@ -91,7 +117,9 @@ def create_app(
     async def parts(app: web.Application) -> AsyncIterator[None]:
         async with open_parts() as opened:
             app[PARTS] = opened
-            app[CORE] = GatewayCore(opened, deadline_ms=settings.deadline_ms)
+            app[CORE] = GatewayCore(
+                opened, deadline_ms=settings.deadline_ms, stage_limits_ms=stage_limits_ms(settings.queue)
+            )
             yield
 
     # aiohttp refuses a body that reaches its limit; ours may have exactly the bytes of the setting
@@ -101,6 +129,11 @@ def create_app(
     app.on_response_prepare.append(name_response)
     app.add_routes(routes())
     return app
+
+
+def stage_limits_ms(settings: QueueSettings) -> Mapping[Stage, int]:
+    """The stages that have a limit of their own. What the store does is bounded by its own time-outs."""
+    return {Stage.QUEUE: settings.wait_ms, Stage.COMPILE: settings.compile_ms, Stage.READY: settings.ready_ms}
 
 
 def runner_options(settings: GatewaySettings) -> dict[str, Any]:
@@ -192,8 +225,8 @@ def _probe_headers(settings: GatewaySettings) -> Headers:
 
 
 def _publish_gauges(telemetry: Telemetry, queue: CandidateQueue, promises: Promises) -> None:
-    telemetry.watch("queue_tickets", "Requests that wait for a compiler", lambda: queue.waiting)
-    telemetry.watch("compiling_tickets", "Requests whose set is compiled now", lambda: queue.taken)
+    telemetry.watch("queue_sets", "Sets that wait for a compiler", lambda: queue.waiting)
+    telemetry.watch("compiling_sets", "Sets that are compiled now", lambda: queue.taken)
     telemetry.watch("held_promises", "Sets that engines hold for running requests", lambda: promises.held)
 
 

@@ -6,6 +6,8 @@ that is no string of Unicode characters raises with its index, and nothing of it
 
 import json
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +15,16 @@ import msgspec
 
 from maskfeed_automata.errors import CandidateError, ParameterError, RequestError
 
-__all__ = ["CandidateList", "read_candidates", "read_choice", "unencodable_candidate"]
+__all__ = [
+    "Candidate",
+    "CandidateId",
+    "CandidateList",
+    "read_candidates",
+    "read_choice",
+    "read_elements",
+    "told_as",
+    "unencodable_candidate",
+]
 
 CANDIDATES: Final = "candidates"
 CHOICE: Final = "structured_outputs.choice"
@@ -24,6 +35,8 @@ _UNKNOWN_MEMBER: Final = re.compile(r"^Object contains unknown field `(?P<member
 _SHOWN_CHARACTERS: Final = 64
 _NO_UNICODE: Final = ": no Unicode text (a lone surrogate, or invalid UTF-8)"
 
+CandidateId = str | int | None
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateList:
@@ -31,20 +44,23 @@ class CandidateList:
 
     values: list[str]
     # parallel to values; None when all elements are plain strings
-    ids: list[str | int | None] | None
+    ids: list[CandidateId] | None
 
 
-class _Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """An element that is an object."""
+
     value: str
-    id: str | int | None = None
+    id: CandidateId = None
 
 
-def read_candidates(text: msgspec.Raw, body: bytes) -> CandidateList:
-    """Read the field `candidates`.
+def read_candidates(text: msgspec.Raw, body: bytes, *, field: str = CANDIDATES) -> CandidateList:
+    """Read a list of candidates.
 
     Args:
         text: the field's value.
         body: that it was found in; looked at again only to name a culprit.
+        field: its name.
 
     Raises:
         CandidateError: no list, or an element that is no string. Context: `field`, `index`, `malformed`.
@@ -54,7 +70,7 @@ def read_candidates(text: msgspec.Raw, body: bytes) -> CandidateList:
         # three times as fast as the union below, and it fails at the first object
         return CandidateList(msgspec.json.decode(text, type=list[str]), None)
     except msgspec.MsgspecError:
-        elements = _read(text, list[str | _Candidate], CANDIDATES, body)
+        elements = read_elements(text, str | Candidate, body, field=field)
     return CandidateList(
         values=[each if isinstance(each, str) else each.value for each in elements],
         ids=[None if isinstance(each, str) else each.id for each in elements],
@@ -67,22 +83,71 @@ def read_choice(text: msgspec.Raw, body: bytes) -> list[str]:
     Raises:
         CandidateError: no list, or an element that is no string. Context: `field`, `index`, `malformed`.
     """
-    values: list[str] = _read(text, list[str], CHOICE, body)
-    return values
+    return read_elements(text, str, body, field=CHOICE)
 
 
-def unencodable_candidate(body: bytes) -> RequestError | None:
+def read_elements(text: msgspec.Raw, shape: Any, body: bytes, *, field: str) -> list[Any]:
+    """Read a list of candidates, or of what names candidates.
+
+    Args:
+        text: the field's value.
+        shape: of an element; a type that msgspec knows.
+        body: that it was found in; looked at again only to name a culprit.
+        field: its name.
+
+    Raises:
+        CandidateError: no list, or an element that is no string. Context: `field`, `index`, `malformed`.
+        ParameterError: an object with a wrong member. Context: `field`, with index and member.
+    """
+    try:
+        elements: list[Any] = msgspec.json.decode(text, type=list[shape])
+    except msgspec.ValidationError as error:
+        raise _shape_error(str(error), field) from error
+    except msgspec.DecodeError as error:
+        raise unencodable_candidate(body, [field]) or CandidateError(
+            f"{field} can't be read: {error}", field=field, malformed=True
+        ) from error
+    return elements
+
+
+@contextmanager
+def told_as(field: str, *, member: str = "") -> Iterator[None]:
+    """Name a list as the caller does, in whatever is wrong with an element of it.
+
+    Args:
+        field: what the caller calls the list; the lower rooms call it `candidates`.
+        member: of the element, with its dot.
+
+    Raises:
+        CandidateError: from the block, with this name in its message and context.
+    """
+    try:
+        yield
+    except CandidateError as error:
+        message = error.message
+        if message.startswith(CANDIDATES):
+            message = field + message.removeprefix(CANDIDATES).replace("]", f"]{member}", 1)
+        raise type(error)(message, **{**error.context, "field": field}) from error
+
+
+def unencodable_candidate(body: bytes, fields: Sequence[str] = (CANDIDATES, CHOICE)) -> RequestError | None:
     """The error for the first candidate whose value or id is no Unicode text; None if all are.
 
     That is a lone surrogate, or invalid UTF-8. Only for bodies that a strict reader has refused: the lenient reader
     here turns each such piece into a surrogate.
+
+    Args:
+        body: the whole of it.
+        fields: paths of the lists to look at.
     """
     try:
         value = json.loads(body.decode("utf-8", errors="surrogateescape"))
     except (ValueError, RecursionError):
         return None
-    lists = {CANDIDATES: _member(value, "candidates"), CHOICE: _member(_member(value, "structured_outputs"), "choice")}
-    for field, elements in lists.items():
+    for field in fields:
+        elements = value
+        for name in field.split("."):
+            elements = _member(elements, name)
         for index, element in enumerate(elements if isinstance(elements, list) else ()):
             path = f"{field}[{index}]"
             if _is_unencodable(_member(element, "value") if isinstance(element, dict) else element):
@@ -90,17 +155,6 @@ def unencodable_candidate(body: bytes) -> RequestError | None:
             if _is_unencodable(_member(element, "id")):
                 return ParameterError(f"{path}.id{_NO_UNICODE}", field=f"{path}.id")
     return None
-
-
-def _read(text: msgspec.Raw, shape: Any, field: str, body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(text, type=shape)
-    except msgspec.ValidationError as error:
-        raise _shape_error(str(error), field) from error
-    except msgspec.DecodeError as error:
-        raise unencodable_candidate(body) or CandidateError(
-            f"{field} can't be read: {error}", field=field, malformed=True
-        ) from error
 
 
 def _shape_error(problem: str, field: str) -> RequestError:

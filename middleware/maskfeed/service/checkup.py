@@ -11,7 +11,7 @@ from maskfeed_automata.errors import MaskfeedError
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.private_redis import find_redis_server
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
-from maskfeed_cache.redis_store import RedisSetIndex
+from maskfeed_cache.redis_index import RedisIndex
 
 __all__ = ["Finding", "examine"]
 
@@ -47,7 +47,7 @@ def _look_for_program() -> Finding:
 
 async def _look_for_redis(redis_url: str) -> Finding:
     try:
-        index = RedisSetIndex(redis_url)
+        index = RedisIndex(redis_url)
         try:
             await index.ping()
         finally:

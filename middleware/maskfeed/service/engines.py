@@ -8,11 +8,10 @@ mask depends on. For one event loop.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from maskfeed.queue.ticket import Clock
 from maskfeed.service.exchange import Headers, Upstream
 from maskfeed.service.promises import Promises
 from maskfeed.service.proof import prove
@@ -25,8 +24,10 @@ from maskfeed_automata.errors import (
     StoreUnavailable,
     VocabularyMismatch,
 )
+from maskfeed_cache.clock import Clock
 from maskfeed_cache.feed import GatewayFeed
-from maskfeed_cache.feed_messages import Dead, EngineEvent, EngineRecord
+from maskfeed_cache.feed_messages import Dead, EngineEvent, EngineRecord, HeldUsage
+from maskfeed_cache.fence import Fence
 from maskfeed_cache.keys import LEASE_MS
 from maskfeed_workers.compiler import Compiler
 
@@ -146,6 +147,26 @@ class EngineGroup:
         if self._live is None:
             found.append(self._unready.message)
         return tuple(found)
+
+    async def held(self) -> Mapping[str, HeldUsage | None]:
+        """What each engine of the group holds, by epoch, as of its last renewal; None: it has not said.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        return {record.epoch: record.held for record in await self._feed.engines()}
+
+    async def clear(self, fence: Fence) -> bool:
+        """Tell the engines that the cache has begun the generation `fence`. False: the store does not take it now.
+
+        They learn of it with the next set, too; until then they hold what nobody asks for any more.
+        """
+        try:
+            await self._feed.clear(fence)
+        except (StoreUnavailable, CapacityError) as error:
+            _LOG.warning("event=clear-not-told reason=%r", error.message)
+            return False
+        return True
 
     def receive(self, event: EngineEvent) -> None:
         """Take what an engine said."""

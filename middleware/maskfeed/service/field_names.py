@@ -21,7 +21,10 @@ __all__ = ["CANDIDATE_ROUTES", "check_names"]
 CANDIDATE_ROUTES: Final = ("/v1/chat/completions", "/v1/completions")
 
 _CONSTRAINTS: Final = frozenset(
-    {"candidates", "candidate_options", "structured_outputs", "response_format", "allowed_token_ids"}
+    {
+        *("candidates", "candidate_options", "candidate_set", "ids"),
+        *("structured_outputs", "response_format", "allowed_token_ids"),
+    }
 )
 # Of the names below, those that a route reads. Elsewhere they would be ignored.
 _READ: Final[Mapping[str, frozenset[str]]] = {
@@ -33,7 +36,6 @@ _READ: Final[Mapping[str, frozenset[str]]] = {
 # Where an ignored constraint would mean free text.
 _GENERATING: Final = (*CANDIDATE_ROUTES, "/v1/responses", "/v1/messages")
 _OUR_FIELDS: Final = ("candidates", "candidate_options", "candidate_set")
-_RESERVED: Final = ("candidate_set", "ids")
 # Objects whose members vLLM ignores, hands to extensions, or reads on another route only: the right names are wrong
 # there too.
 _NESTED: Final = (
@@ -86,8 +88,6 @@ def check_names(fields: Mapping[str, msgspec.Raw], *, route: str) -> None:
     for name, raw in fields.items():
         if name in known:
             continue
-        if route in CANDIDATE_ROUTES and name in _RESERVED:
-            raise ParameterError(f"`{name}`: named sets are not supported yet; send `candidates`", field=name)
         if name in _NESTED and _first_byte(raw) == b"{":
             _check_nested(name, raw, route, depth=1)
         elif _asks_for_a_constraint(name, raw, lists_count=route in _GENERATING):

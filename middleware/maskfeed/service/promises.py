@@ -21,7 +21,7 @@ from maskfeed_automata.errors import (
 )
 from maskfeed_cache.feed import GatewayFeed
 from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, Failed, Ready
-from maskfeed_cache.fence import IndexEntry
+from maskfeed_cache.shared_cache import Found
 
 __all__ = ["Promise", "Promises", "blob_is_lost"]
 
@@ -104,7 +104,7 @@ class Promises:
         return len(self._held)
 
     @asynccontextmanager
-    async def hold(self, entry: IndexEntry, epochs: Collection[str]) -> AsyncIterator[Promise]:
+    async def hold(self, found: Found, epochs: Collection[str]) -> AsyncIterator[Promise]:
         """Announce the set, wait until every engine of `epochs` holds it, and end the promise with the block.
 
         Raises:
@@ -118,15 +118,17 @@ class Promises:
         try:
             await self._feed.announce(
                 Announcement(
-                    artifact_hash=entry.artifact_hash,
-                    size_bytes=entry.size_bytes,
+                    artifact_hash=found.entry.artifact_hash,
+                    size_bytes=found.entry.size_bytes,
                     nonce=nonce,
                     lifetime_ms=self._lifetime_ms,
                     gateway=self._feed.gateway,
+                    cache_epoch=found.fence.epoch,
+                    generation=found.fence.generation,
                 )
             )
             ready = await wait.outcome
-            yield Promise(entry.artifact_hash, nonce, ready, wait.lifeline)
+            yield Promise(found.entry.artifact_hash, nonce, ready, wait.lifeline)
         finally:
             del self._waits[nonce]
             wait.abandon()

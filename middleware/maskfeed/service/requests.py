@@ -14,10 +14,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from maskfeed.config import MAX_DEADLINE_MS
-from maskfeed.service.candidate_lists import CandidateList, read_candidates, read_choice, unencodable_candidate
+from maskfeed.service.candidate_lists import (
+    CandidateId,
+    CandidateList,
+    read_candidates,
+    read_choice,
+    unencodable_candidate,
+)
 from maskfeed.service.field_names import check_names
 from maskfeed.service.json_text import convert_members, read, read_members
+from maskfeed.service.named_references import SetReference, read_reference
 from maskfeed.service.parameters import broken_rule, check_parameters
+from maskfeed.service.resident_lists import ListPart
 from maskfeed_automata import LeadingSpace
 from maskfeed_automata.errors import ParameterError
 from maskfeed_cache.feed_messages import EngineRecord
@@ -38,14 +46,14 @@ Route = Literal["/v1/chat/completions", "/v1/completions"]
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRequest:
-    """A request whose answer must be one of `values`. Owns its lists; nobody changes them."""
+    """A request whose answer must be one of `values`, or of `part`. Owns its lists; nobody changes them."""
 
     route: Route
-    source: Literal["candidates", "choice"]
-    # as the caller gave them: in order, with duplicates, not checked against limits
+    source: Literal["candidates", "choice", "named", "ids"]
+    # as the caller gave them: in order, with duplicates, not checked against limits; empty where he named a set
     values: list[str]
     # the caller's ids, parallel to values; None when all candidates are plain strings
-    ids: list[str | int | None] | None
+    ids: list[CandidateId] | None
     leading_space: LeadingSpace
     # None: the gateway's own
     deadline_ms: int | None
@@ -56,6 +64,16 @@ class ConstrainedRequest:
     n: int
     wants_token_ids: bool
     include_usage: bool
+    # the set that the caller named, None for his own list; its generation is known when `part` is
+    reference: SetReference | None = None
+    # candidates of that set; None until they are looked up
+    part: ListPart | None = None
+
+    def candidate_at(self, index: int) -> tuple[int, str, CandidateId]:
+        """Of input `index` of the candidate set: position in the caller's list, value, id."""
+        if self.part is not None:
+            return self.part.place_of(index), *self.part.candidate_at(index)
+        return index, self.values[index], self.ids[index] if self.ids is not None else None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -116,6 +134,8 @@ def parse_request(route: Route, raw: bytes, *, reasoning_parser: str | None) -> 
             can't go with `candidates`. Context: `field`, `position`.
         CandidateError: no list, or a candidate that is no string of Unicode characters. Context: `field`, `index`.
 
+    A set that is named is not looked up here.
+
     Cost: linear in the body; 0.1 s for a million short strings.
     """
     try:
@@ -128,10 +148,11 @@ def parse_request(route: Route, raw: bytes, *, reasoning_parser: str | None) -> 
     check_names(fields, route=route)
     choice = _structured_outputs(fields)
     options = fields.pop("candidate_options", None)
-    if "candidates" in fields:
-        return _constrained(route, fields, options, raw)
+    reference = read_reference(fields)
+    if reference is not None or "candidates" in fields:
+        return _constrained(route, fields, options, reference, raw)
     if options is not None and bytes(memoryview(options)) != b"null":
-        raise ParameterError("`candidate_options` needs `candidates`", field="candidate_options")
+        raise ParameterError("`candidate_options` needs `candidates` or `candidate_set`", field="candidate_options")
     if "choice" not in choice:
         return NativeRequest(route, raw, None)
     return _taken_over(route, fields, choice, raw, reasoning_parser)
@@ -185,13 +206,22 @@ def engine_body(
 
 
 def _constrained(
-    route: Route, fields: dict[str, msgspec.Raw], options: msgspec.Raw | None, raw: bytes
+    route: Route,
+    fields: dict[str, msgspec.Raw],
+    options: msgspec.Raw | None,
+    reference: SetReference | None,
+    raw: bytes,
 ) -> ConstrainedRequest:
-    candidates = read_candidates(fields.pop("candidates"), raw)
+    source: Literal["candidates", "named", "ids"] = "candidates"
+    if reference is not None:
+        candidates = CandidateList([], None)
+        source = "named" if reference.ids is None else "ids"
+    else:
+        candidates = read_candidates(fields.pop("candidates"), raw)
     chosen = None if options is None else read(options, _Options | None, field="candidate_options")
     body = _read_values(fields)
     check_parameters(body)
-    return _request(route, "candidates", candidates, chosen or _Options(), body)
+    return _request(route, source, candidates, chosen or _Options(), body, reference)
 
 
 def _taken_over(
@@ -223,10 +253,11 @@ def _taken_over(
 
 def _request(
     route: Route,
-    source: Literal["candidates", "choice"],
+    source: Literal["candidates", "choice", "named", "ids"],
     candidates: CandidateList,
     options: _Options,
     body: dict[str, Any],
+    reference: SetReference | None = None,
 ) -> ConstrainedRequest:
     flags = convert_members(body, _Flags)
     return ConstrainedRequest(
@@ -241,6 +272,7 @@ def _request(
         n=(flags.n or 1) * (_n_prompts(body) if route == "/v1/completions" else 1),
         wants_token_ids=bool(flags.return_token_ids),
         include_usage=bool(flags.stream_options and flags.stream_options.include_usage),
+        reference=reference,
     )
 
 

@@ -4,37 +4,29 @@ It knows aiohttp and no candidate. Invariants: every response carries the reques
 object; a route that is not listed here does not exist.
 """
 
-import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Final, get_args
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict
 
-from maskfeed.config import GatewaySettings
-from maskfeed.service.bodies import body_too_large, unpack
-from maskfeed.service.core import GatewayCore, Parts
+from maskfeed.service.cache_routes import cache_routes
 from maskfeed.service.exchange import Headers, Reply
+from maskfeed.service.http_messages import CORE, PARTS, REQUEST_ID, SETTINGS, json_response, read_body
+from maskfeed.service.named_routes import named_routes
 from maskfeed.service.problems import to_response
 from maskfeed.service.requests import MAX_DEADLINE_MS, Route
 from maskfeed.service.telemetry import METRICS_CONTENT_TYPE, log_event
 from maskfeed_automata import LeadingSpace, Limits
-from maskfeed_automata.errors import InternalInvariant, MaskfeedError, ParameterError, StoreUnavailable
+from maskfeed_automata.errors import InternalInvariant, MaskfeedError, StoreUnavailable
 
 __all__ = ["CORE", "PARTS", "PASSED_THROUGH", "SETTINGS", "explain_errors", "name_response", "routes"]
 
-CORE: Final = web.AppKey("core", GatewayCore)
-PARTS: Final = web.AppKey("parts", Parts)
-SETTINGS: Final = web.AppKey("settings", GatewaySettings)
-
-_REQUEST_ID: Final = web.RequestKey("request_id", str)
 _REQUEST_ID_HEADER: Final = "X-Request-Id"
 _ACCEPTABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -69,6 +61,8 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/chat/completions", _complete),
         web.post("/v1/completions", _complete),
+        *named_routes(),
+        *cache_routes(),
         web.get("/v1/limits", _limits),
         web.get("/health", _health),
         web.get("/ready", _ready),
@@ -81,7 +75,7 @@ def routes() -> list[web.RouteDef]:
 async def explain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, and turn what goes wrong into an error object."""
     given = request.headers.get(_REQUEST_ID_HEADER, "")
-    request_id = request[_REQUEST_ID] = given if _ACCEPTABLE_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id = request[REQUEST_ID] = given if _ACCEPTABLE_ID.fullmatch(given) else uuid.uuid4().hex
     try:
         return await handler(request)
     except MaskfeedError as error:
@@ -98,26 +92,26 @@ async def explain_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 async def name_response(request: web.Request, response: web.StreamResponse) -> None:
     """Put the request's id on a response that is about to be sent."""
-    response.headers[_REQUEST_ID_HEADER] = request[_REQUEST_ID]
+    response.headers[_REQUEST_ID_HEADER] = request[REQUEST_ID]
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    raw = await _read_body(request)
+    raw = await read_body(request)
     route: Route = "/v1/completions" if request.path == "/v1/completions" else "/v1/chat/completions"
     core = request.app[CORE]
-    async with core.answer(route, raw, headers=_forwarded(request), request_id=request[_REQUEST_ID]) as reply:
+    async with core.answer(route, raw, headers=_forwarded(request), request_id=request[REQUEST_ID]) as reply:
         return await _send(request, reply)
 
 
 async def _pass_through(request: web.Request) -> web.StreamResponse:
-    raw = await _read_body(request)
+    raw = await read_body(request)
     core = request.app[CORE]
     async with core.forward(request.method, request.raw_path, raw, headers=_forwarded(request)) as reply:
         return await _send(request, reply)
 
 
 async def _health(_: web.Request) -> web.Response:
-    return _json(200, {"status": "alive"})
+    return json_response(200, {"status": "alive"})
 
 
 async def _ready(request: web.Request) -> web.Response:
@@ -129,7 +123,7 @@ async def _ready(request: web.Request) -> web.Response:
         if error.message not in reasons:
             reasons.append(error.message)
     live = parts.engines.live
-    return _json(
+    return json_response(
         503 if reasons else 200,
         {"ready": not reasons, "reasons": reasons, "engines": list(live.epochs) if live is not None else []},
     )
@@ -142,12 +136,13 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _limits(request: web.Request) -> web.Response:
     settings, live = request.app[SETTINGS], request.app[PARTS].engines.live
-    return _json(
+    return json_response(
         200,
         {
             **asdict(Limits()),
             "max_body_bytes": settings.max_body_bytes,
-            "max_waiting_requests": settings.queue_limit,
+            "max_named_bytes": settings.cache.named_limit_bytes,
+            "max_waiting_sets": settings.queue.limit,
             "default_deadline_ms": settings.deadline_ms,
             "max_deadline_ms": MAX_DEADLINE_MS,
             "max_model_len": live.record.max_model_len if live is not None else None,
@@ -156,28 +151,11 @@ async def _limits(request: web.Request) -> web.Response:
     )
 
 
-async def _read_body(request: web.Request) -> bytes:
-    limit = request.app[SETTINGS].max_body_bytes
-    if request.content_length is not None and request.content_length > limit:
-        raise body_too_large(limit, request.content_length)
-    try:
-        body = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise body_too_large(limit, limit + 1) from error
-    except web.RequestPayloadError as error:
-        raise ParameterError("the body can't be read: its framing is broken", field="body") from error
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if not body or encoding.strip().lower() == "identity":
-        return body
-    executor = request.app[PARTS].executor
-    return await asyncio.get_running_loop().run_in_executor(executor, lambda: unpack(body, encoding, limit_bytes=limit))
-
-
 def _forwarded(request: web.Request) -> Headers:
     """The client's headers for the engine. The body goes on unpacked, and the id is the one that the client gets."""
     dropped = {"content-encoding", "content-length", _REQUEST_ID_HEADER.lower()}
     kept = tuple((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
-    return (*kept, (_REQUEST_ID_HEADER, request[_REQUEST_ID]))
+    return (*kept, (_REQUEST_ID_HEADER, request[REQUEST_ID]))
 
 
 async def _send(request: web.Request, reply: Reply) -> web.StreamResponse:
@@ -194,16 +172,16 @@ async def _send(request: web.Request, reply: Reply) -> web.StreamResponse:
         await response.write_eof()
     except MaskfeedError as error:
         # the status is out: breaking the connection is the only way left to say that the body is not whole
-        log_event("answer-broken", {"request_id": request[_REQUEST_ID], "code": error.code}, level=logging.WARNING)
+        log_event("answer-broken", {"request_id": request[REQUEST_ID], "code": error.code}, level=logging.WARNING)
         if request.transport is not None:
             request.transport.abort()
     return response
 
 
 def _problem(request: web.Request, error: MaskfeedError) -> web.Response:
-    status, headers, body = to_response(error, request[_REQUEST_ID])
+    status, headers, body = to_response(error, request[REQUEST_ID])
     request.app[PARTS].telemetry.failed(error.code)
-    told = {"request_id": request[_REQUEST_ID], "status": status, "code": error.code}
+    told = {"request_id": request[REQUEST_ID], "status": status, "code": error.code}
     if isinstance(error, StoreUnavailable):
         # the driver's text is for whoever reads the log: it names the socket or the host
         told["cause"] = str(error.__cause__)
@@ -227,10 +205,4 @@ def _http_problem(error: web.HTTPException, request_id: str) -> web.Response:
     headers = {"x-should-retry": "false"}
     if "Allow" in error.headers:
         headers["Allow"] = error.headers["Allow"]
-    return _json(error.status, {"error": body}, headers)
-
-
-def _json(status: int, body: object, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(body), headers={**(headers or {}), "Content-Type": "application/json"}
-    )
+    return json_response(error.status, {"error": body}, headers)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from maskfeed.queue.ticket import END_STATES, Ticket
+from maskfeed_cache.shared_cache import Outcome, Source
 
 __all__ = ["METRICS_CONTENT_TYPE", "SERVER_LOG", "Telemetry", "log_event"]
 
@@ -21,6 +22,8 @@ METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 # Seconds: a hit passes in under a millisecond, a set of a million compiles in about one second.
 _BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_LOOKUP_RESULTS: Final = {Source.HIT: "hit", Source.COMPILED: "miss", Source.WAITED: "waited"}
 
 _LOG = logging.getLogger("maskfeed.gateway")
 # for the HTTP server's own lines
@@ -66,12 +69,10 @@ class Telemetry:
         )
         self._errors = Counter("maskfeed_errors", "Errors told to clients", ["code"], registry=self._registry)
         self._lookups = Counter(
-            "maskfeed_set_lookups", "Candidate sets looked up in the index", ["result"], registry=self._registry
+            "maskfeed_set_lookups", "Candidate sets looked up in the cache", ["result"], registry=self._registry
         )
-        self._duplicates = Counter(
-            "maskfeed_duplicate_compiles",
-            "Compiles of a set that somebody else had committed meanwhile",
-            registry=self._registry,
+        self._compiles = Counter(
+            "maskfeed_compiles", "Compiles by what became of them in the cache", ["outcome"], registry=self._registry
         )
         self._forwarded = Counter(
             "maskfeed_forwarded_requests", "Requests passed on unchanged", ["kind"], registry=self._registry
@@ -106,13 +107,13 @@ class Telemetry:
         ended = {"outcome": ticket.state, "stage": ticket.stage, "code": ticket.failure or "-"}
         log_event("request-ended", {**ended, **times})
 
-    def looked_up(self, *, hit: bool) -> None:
-        """A set was looked for in the index."""
-        self._lookups.labels("hit" if hit else "miss").inc()
+    def looked_up(self, source: Source) -> None:
+        """A set was found, compiled here, or compiled by another request or gateway meanwhile."""
+        self._lookups.labels(_LOOKUP_RESULTS[source]).inc()
 
-    def compiled_twice(self) -> None:
-        """A compile turned out to be a duplicate."""
-        self._duplicates.inc()
+    def compiled(self, outcome: Outcome) -> None:
+        """A compile that this gateway began has ended."""
+        self._compiles.labels(outcome).inc()
 
     def forwarded(self, kind: str) -> None:
         """A request went on unchanged. `kind`: native or pass-through."""

@@ -13,6 +13,7 @@ from maskfeed_automata import CandidateSet, Vocabulary, build
 from maskfeed_automata.errors import InternalInvariant, StoreUnavailable
 from maskfeed_cache.connection import Timeouts
 from maskfeed_cache.feed_messages import Announcement, Dead, Failed, Ready
+from maskfeed_cache.fence import Fence
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
 from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_cache.store import hash_blob
@@ -29,6 +30,7 @@ def artifact(*candidates, vocabulary=VOCABULARY):
 
 A, B = artifact("Paris", "Rome"), artifact("alpha", "beta", "gamma")
 A_HASH, B_HASH = hash_blob(A), hash_blob(B)
+CACHE_EPOCH = "9" * 32
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +73,10 @@ class Pair:
         await asyncio.to_thread(self.root.feed.start)
         assert self.member.answer() == "done"
 
-    async def announce(self, blob, nonce="n"):
-        await self.gateway.announce(Announcement(hash_blob(blob), len(blob), nonce, 60_000, self.gateway.gateway))
+    async def announce(self, blob, nonce="n", generation=1):
+        await self.gateway.announce(
+            Announcement(hash_blob(blob), len(blob), nonce, 60_000, self.gateway.gateway, CACHE_EPOCH, generation)
+        )
 
     async def event(self):
         return await asyncio.wait_for(anext(self.events), WAIT_S)
@@ -194,6 +198,30 @@ async def test_what_rank_0_evicts_the_member_forgets(pair):
     assert pair.root.held.hashes() == [B_HASH]
     assert pair.held_by_member() == [B_HASH]
     assert pair.member.tell("state")["names"] == [B_HASH]
+
+
+async def test_what_a_clear_takes_from_rank_0_the_member_forgets_and_what_is_promised_stays_on_both(pair):
+    await pair.start()
+    await pair.make_ready(A, "first")
+    await pair.make_ready(B, "second")
+    await pair.gateway.end(["first"])
+    await pair.gateway.clear(Fence(CACHE_EPOCH, 2))
+
+    async def both_hold(hashes):
+        return pair.root.held.hashes() == hashes and pair.held_by_member() == hashes
+
+    await eventually(lambda: both_hold([B_HASH]))
+    await pair.gateway.end(["second"])
+    await eventually(lambda: both_hold([]))
+    assert pair.member.tell("state")["names"] == pair.root.files.names() == []
+    await pair.announce(A, "third", generation=2)
+    assert await pair.event() == Ready(A_HASH, EPOCH, "third")
+
+    async def record_says_so():
+        (record,) = await pair.gateway.engines()
+        return (record.held.generation, record.held.entries, record.held.bytes) == (2, 1, len(A))
+
+    await eventually(record_says_so)
 
 
 async def test_a_slot_keeps_its_set_and_the_newcomer_is_refused(pair):

@@ -12,7 +12,7 @@ import pytest
 
 from manual_clock import ManualClock
 from maskfeed_automata.errors import RankFailure, UnknownArtifact
-from maskfeed_cache.feed_messages import Announcement, Dead, Ended, EngineRecord, Failed, Ready
+from maskfeed_cache.feed_messages import Announcement, Clear, Dead, Ended, EngineRecord, Failed, Ready
 from maskfeed_cache.memory_broker import MemoryBroker
 from maskfeed_cache.memory_feed import MemoryEngineFeed
 from maskfeed_workers.feed_root import RootFeed
@@ -38,6 +38,7 @@ RECORD = EngineRecord(
     n_ranks=1,
     engine_version="0",
 )
+CACHE_EPOCH = "9" * 32
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
@@ -107,8 +108,18 @@ class Engine:
     def say(self, *messages):
         self.broker.send_to_engines(messages)
 
-    def announce(self, artifact_hash, nonce="n", *, size_bytes=10, lifetime_ms=60_000, gateway="g"):
-        self.say(Announcement(artifact_hash, size_bytes, nonce, lifetime_ms, gateway))
+    def announce(self, artifact_hash, nonce="n", *, size_bytes=10, lifetime_ms=60_000, gateway="g", generation=1):
+        self.say(Announcement(artifact_hash, size_bytes, nonce, lifetime_ms, gateway, CACHE_EPOCH, generation))
+
+    def clear(self, generation):
+        self.say(Clear(CACHE_EPOCH, generation))
+        self.turn()
+
+    def reported(self):
+        """The figures of the record: generation, then entries and bytes held and orphaned."""
+        (record,) = self.broker.live_records()
+        u = record.held
+        return (u.generation, u.entries, u.bytes, u.orphaned_entries, u.orphaned_bytes)
 
     def turn(self):
         """One turn that does not wait for what will not come."""
@@ -323,6 +334,108 @@ def test_a_failed_round_gives_its_room_back():
     engine.close()
 
 
+# -- generations of the cache ------------------------------------------------------------------------------------------
+
+
+def test_a_clear_evicts_what_nobody_is_promised_and_the_record_says_so_at_once(engine):
+    engine.make_ready(A, "ended")
+    engine.make_ready(B, "lives")
+    engine.say(Ended("ended"))
+    engine.clear(2)
+    assert engine.held.hashes() == [B]
+    assert engine.discarded == [A]
+    assert engine.reported() == (2, 0, 0, 1, 10)
+
+
+def test_an_orphan_goes_when_its_last_promise_ends(engine):
+    engine.make_ready(A, "first")
+    engine.make_ready(B, "other")
+    engine.announce(A, "second")
+    engine.until_said()
+    engine.clear(2)
+    engine.say(Ended("first"))
+    engine.turn()
+    assert A in engine.held
+    engine.say(Ended("second"))
+    engine.turn()
+    assert engine.held.hashes() == [B]
+    engine.clock.advance(60)
+    engine.turn()
+    assert engine.held.hashes() == []
+    assert engine.discarded == [A, B]
+
+
+def test_a_slot_that_still_decodes_keeps_an_orphan(engine):
+    engine.make_ready(A)
+    engine.held.acquire(A, "m", 1)
+    engine.clear(2)
+    engine.say(Ended("n"))
+    engine.turn()
+    assert A in engine.held
+    engine.held.release(1)
+    engine.turn()
+    assert A not in engine.held
+
+
+def test_a_fresh_announcement_of_the_same_artifact_makes_it_current_again(engine):
+    engine.make_ready(A, "old")
+    engine.clear(2)
+    engine.announce(A, "new", generation=2)
+    assert engine.until_said() == [Ready(A, EPOCH, "new")]
+    for nonce in ("old", "new"):
+        engine.say(Ended(nonce))
+    engine.turn()
+    assert engine.held.hashes() == [A]
+    assert engine.n_loads == 1
+
+
+def test_a_round_in_flight_during_a_clear_serves_those_who_wait_and_is_not_kept(engine):
+    engine.announce(A, "n")
+    engine.turn()
+    engine.clear(2)
+    engine.load_answers[A].put(Set())
+    assert engine.until_said() == [Ready(A, EPOCH, "n")]
+    assert engine.held.acquire(A, "n", 1) is not None
+    engine.clock.advance(2)
+    engine.turn()
+    assert engine.reported() == (2, 0, 0, 1, 10)
+    engine.say(Ended("n"))
+    engine.turn()
+    assert engine.held.hashes() == []
+
+
+def test_a_round_that_the_new_generation_joins_belongs_to_it(engine):
+    engine.announce(A, "old")
+    engine.turn()
+    engine.clear(2)
+    engine.announce(A, "new", generation=2)
+    engine.announce(A, "late", generation=1)
+    engine.turn()
+    engine.load_answers[A].put(Set())
+    assert len(engine.until_said(3)) == 3
+    for nonce in ("old", "new", "late"):
+        engine.say(Ended(nonce))
+    engine.turn()
+    assert engine.held.hashes() == [A]
+
+
+def test_an_announcement_of_a_newer_generation_is_a_clear_that_was_missed(engine):
+    engine.make_ready(A, "old")
+    engine.say(Ended("old"))
+    engine.make_ready(B, "new", generation=5)
+    assert engine.held.hashes() == [B]
+    engine.clock.advance(2)
+    engine.turn()
+    assert engine.reported() == (5, 1, 10, 0, 0)
+
+
+def test_an_older_clear_that_comes_late_changes_nothing(engine):
+    engine.make_ready(A, "n", generation=5)
+    engine.say(Ended("n"))
+    engine.clear(4)
+    assert engine.held.hashes() == [A]
+
+
 # -- a store that goes and comes back ----------------------------------------------------------------------------------
 
 
@@ -470,6 +583,20 @@ def test_the_end_of_a_member_ends_the_epoch(pair):
     pair.members[0].close()
     with pytest.raises(RankFailure):
         pair.turn()
+
+
+def test_members_are_told_of_every_set_that_a_clear_evicts_and_only_after_rank_0_has_forgotten_it(pair):
+    first = make_ready_on_both(pair, A, "n")
+    second = make_ready_on_both(pair, B, "m")
+    pair.say(Ended("n"))
+    pair.clear(2)
+    evict = pair.hear(0, Kind.EVICT)
+    assert (evict.round_number, evict.artifact_hash()) == (first, A)
+    assert pair.held.hashes() == [B]
+    pair.say(Ended("m"))
+    evict = pair.hear(0, Kind.EVICT)
+    assert (evict.round_number, evict.artifact_hash()) == (second, B)
+    assert pair.held.hashes() == []
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ import pytest
 
 from manual_clock import ManualClock
 from maskfeed_automata.errors import CapacityError
+from maskfeed_cache.fence import Fence
 from maskfeed_workers.held_sets import Evicted, HeldSets, Promise
 
 FOR_EVER = 1e9
+ONE, TWO, THREE = (Fence("e" * 32, generation) for generation in (1, 2, 3))
+OTHER = Fence("f" * 32, 1)
 
 
 class Set:
@@ -28,10 +31,10 @@ def held(clock):
     return HeldSets(limit_bytes=100, max_sets=3, clock=clock.time)
 
 
-def enter(held, name, *, size_bytes=10, round_number=1, nonce=None, gateway="g", ends_at=FOR_EVER):
+def enter(held, name, *, size_bytes=10, round_number=1, nonce=None, gateway="g", ends_at=FOR_EVER, fence=None):
     promises = [] if nonce is None else [Promise(nonce, gateway, ends_at)]
     automaton = Set(size_bytes)
-    held.enter(name, automaton, round_number=round_number, promises=promises)
+    held.enter(name, automaton, round_number=round_number, promises=promises, fence=fence)
     return automaton
 
 
@@ -233,6 +236,84 @@ def test_the_ends_of_very_many_requests_are_not_remembered_for_ever(held):
     assert held.pinned() == {"a"}
 
 
+# -- generations of the cache ------------------------------------------------------------------------------------------
+
+
+def figures(held):
+    usage = held.usage()
+    return (usage.entries, usage.bytes, usage.orphaned_entries, usage.orphaned_bytes)
+
+
+def test_a_new_generation_evicts_what_nobody_is_promised_and_orphans_the_rest(held):
+    held.begin(ONE)
+    enter(held, "free", round_number=3, fence=ONE)
+    enter(held, "promised", nonce="n", fence=ONE)
+    enter(held, "in use", fence=ONE)
+    held.acquire("in use", "m", 1)
+    assert held.begin(TWO)
+    assert held.evict_orphans() == [Evicted("free", 3)]
+    assert figures(held) == (0, 0, 2, 20)
+    assert held.acquire("promised", "n", 2) is not None
+
+
+def test_an_orphan_goes_with_its_last_promise_or_slot(held, clock):
+    held.begin(ONE)
+    enter(held, "a", nonce="n", ends_at=clock.time() + 5, fence=ONE)
+    held.acquire("a", "m", 1)
+    held.begin(TWO)
+    assert held.evict_orphans() == []
+    clock.advance(6)
+    assert held.evict_orphans() == []
+    held.release(1)
+    assert held.evict_orphans() == [Evicted("a", 1)]
+    assert figures(held) == (0, 0, 0, 0)
+
+
+def test_an_orphan_that_is_announced_again_belongs_to_the_new_generation(held):
+    held.begin(ONE)
+    enter(held, "a", nonce="n", fence=ONE)
+    held.begin(TWO)
+    assert held.promise("a", Promise("late", "g", FOR_EVER), ONE)
+    assert figures(held) == (0, 0, 1, 10)
+    assert held.promise("a", Promise("m", "g", FOR_EVER), TWO)
+    assert figures(held) == (1, 10, 0, 0)
+    for nonce in ("n", "late", "m"):
+        held.end(nonce)
+    assert held.evict_orphans() == []
+
+
+def test_a_set_of_an_older_generation_that_comes_late_is_an_orphan_from_the_start(held):
+    held.begin(TWO)
+    enter(held, "waited for", nonce="n", fence=ONE)
+    enter(held, "given up", fence=ONE)
+    assert figures(held) == (0, 0, 2, 20)
+    assert held.evict_orphans() == [Evicted("given up", 1)]
+    assert held.is_promised("n")
+
+
+def test_a_set_that_is_held_anew_does_not_fall_back_into_an_older_generation(held):
+    held.begin(TWO)
+    enter(held, "a", nonce="n", fence=TWO)
+    enter(held, "a", nonce="m", fence=ONE)
+    assert figures(held) == (1, 10, 0, 0)
+
+
+def test_older_news_of_the_same_epoch_is_none_and_another_epoch_always_is(held):
+    assert [held.begin(fence) for fence in (TWO, ONE, TWO, THREE, OTHER, OTHER, ONE)] == [
+        *(True, False, False, True, True, False, True)
+    ]
+    assert held.is_current(ONE)
+
+
+def test_a_clear_of_a_set_that_is_only_reserved_takes_nothing_away(held):
+    held.begin(ONE)
+    held.reserve("a", 60)
+    held.begin(TWO)
+    assert held.evict_orphans() == []
+    with pytest.raises(CapacityError):
+        held.reserve("b", 50)
+
+
 class Model:
     """The same rules, written for reading: promises and references in two lists that are searched."""
 
@@ -241,6 +322,8 @@ class Model:
         self.promises = []
         self.references = []
         self.ended = set()
+        self.orphans = set()
+        self.generation = 0
 
     def pinned(self, now):
         self.promises = [p for p in self.promises if p[3] > now]
@@ -250,6 +333,7 @@ class Model:
         self.held.remove(name)
         self.promises = [p for p in self.promises if p[0] != name]
         self.references = [r for r in self.references if r[0] != name]
+        self.orphans.discard(name)
 
     def touch(self, name):
         self.held.remove(name)
@@ -260,6 +344,10 @@ class Model:
         if name in self.held:
             self.touch(name)
             self.promises.append((name, nonce, gateway, ends_at))
+
+    def adopt(self, name, fence):
+        if fence is None or fence.generation == self.generation:
+            self.orphans.discard(name)
 
     def acquire(self, name, nonce, slot):
         self.references = [r for r in self.references if r[2] != slot]
@@ -272,7 +360,8 @@ class Model:
 
 def one_step(rng, held, model, clock):
     name, nonce, gateway, slot = (rng.choice(names) for names in ("abcdef", "uvwxyz", "gh", range(4)))
-    match rng.randrange(9):
+    fence = Fence("e", rng.choice((model.generation, model.generation - 1))) if model.generation else None
+    match rng.randrange(11):
         case 0 | 1:
             try:
                 evicted = [e.artifact_hash for e in held.reserve(name, 10)]
@@ -284,13 +373,16 @@ def one_step(rng, held, model, clock):
             for victim in evicted:
                 model.drop(victim)
             ends_at = clock.time() + rng.choice((1, 5, 50))
-            enter(held, name, nonce=nonce, gateway=gateway, ends_at=ends_at)
+            enter(held, name, nonce=nonce, gateway=gateway, ends_at=ends_at, fence=fence)
             if name not in model.held:
                 model.held.append(name)
+                model.orphans.add(name)
+            model.adopt(name, fence)
             model.promise(name, nonce, gateway, ends_at)
         case 2:
             if name in model.held:
-                held.promise(name, Promise(nonce, gateway, clock.time() + 5))
+                held.promise(name, Promise(nonce, gateway, clock.time() + 5), fence)
+                model.adopt(name, fence)
                 model.promise(name, nonce, gateway, clock.time() + 5)
         case 3 | 4:
             assert (held.acquire(name, nonce, slot) is not None) == model.acquire(name, nonce, slot)
@@ -310,6 +402,15 @@ def one_step(rng, held, model, clock):
                 model.promises = [p for p in model.promises if p[2] != gateway]
             elif held.forget(name, 1):
                 model.drop(name)
+        case 9:
+            model.generation = max(1, model.generation + rng.choice((0, 1)))
+            if held.begin(Fence("e", model.generation)):
+                model.orphans |= set(model.held)
+        case 10:
+            gone = {e.artifact_hash for e in held.evict_orphans()}
+            assert gone == model.orphans - model.pinned(clock.time())
+            for victim in gone:
+                model.drop(victim)
 
 
 def test_any_history_leaves_what_a_simple_model_says():
@@ -321,3 +422,4 @@ def test_any_history_leaves_what_a_simple_model_says():
             assert held.hashes() == model.held
             assert held.pinned() == model.pinned(clock.time())
             assert held.gateways() == {p[2] for p in model.promises}
+            assert held.usage().orphaned_entries == len(model.orphans)

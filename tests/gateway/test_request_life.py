@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fake_engine import EOS, RESERVED, engine_record
+from fake_engine import EOS, RESERVED, VOCABULARY, engine_record
 from gateway_stack import gateway_stack
 from manual_clock import settle
-from maskfeed.config import GatewaySettings
+from maskfeed.config import GatewaySettings, QueueSettings
+from maskfeed_automata import compile as compile_set
 from maskfeed_automata.errors import (
     CandidateError,
     CapacityError,
@@ -23,6 +24,7 @@ from maskfeed_automata.errors import (
     StoreUnavailable,
     UpstreamError,
 )
+from maskfeed_cache.fence import IndexEntry, Layer
 from maskfeed_cache.handle import PROBE, Handle
 
 NAMES = ["get_user", "get_users", "Paris", "東京"]
@@ -239,7 +241,7 @@ async def test_a_constraint_on_a_route_that_would_ignore_it_is_refused(stack):
 
 
 async def test_more_waiting_requests_than_the_limit_are_refused_at_once():
-    async with gateway_stack(settings=GatewaySettings(queue_limit=1), parallelism=1) as stack:
+    async with gateway_stack(settings=GatewaySettings(queue=QueueSettings(limit=1)), parallelism=1) as stack:
         stack.compiler.gate.clear()
         running = begin(stack, a_body(["a"]))
         await settle()
@@ -271,14 +273,141 @@ async def test_a_client_that_leaves_before_its_set_is_compiled_costs_nobody_anyt
         assert stack.parts.queue.taken == 0
 
 
-async def test_two_clients_with_the_same_fresh_set_both_compile_and_the_second_is_counted(stack):
+async def test_clients_with_the_same_fresh_set_share_one_compile_and_each_is_told_what_it_did(stack):
     stack.compiler.gate.clear()
-    tasks = [begin(stack, a_body()) for _ in range(2)]
+    tasks = [begin(stack, a_body()), begin(stack, a_body(reversed(NAMES)))]
     await settle()
-    assert stack.compiler.started == 2
+    assert (stack.compiler.started, stack.parts.queue.taken) == (1, 1)
     stack.compiler.gate.set()
-    assert [(await task)[0] for task in tasks] == [200, 200]
-    assert stack.metric("maskfeed_duplicate_compiles_total") == 1
+    answers = [json.loads((await task)[2])["maskfeed"] for task in tasks]
+    assert [answer["cache"] for answer in answers] == ["miss", "waited"]
+    assert answers[0]["digest"] == answers[1]["digest"]
+    assert stack.metric('maskfeed_compiles_total{outcome="indexed"}') == 1
+    assert stack.metric('maskfeed_set_lookups_total{result="waited"}') == 1
+
+
+async def test_a_hit_goes_past_a_full_line():
+    async with gateway_stack(settings=GatewaySettings(queue=QueueSettings(limit=0)), parallelism=1) as stack:
+        await answer_of(stack, a_body())
+        stack.compiler.gate.clear()
+        running = begin(stack, a_body(["z"]))
+        await settle()
+        with pytest.raises(CapacityError):
+            await ask(stack, a_body(["y"]))
+        assert (await answer_of(stack, a_body()))["maskfeed"]["cache"] == "hit"
+        stack.compiler.gate.set()
+        await running
+
+
+async def test_who_asks_for_a_set_that_is_compiled_already_needs_no_place_in_line():
+    async with gateway_stack(settings=GatewaySettings(queue=QueueSettings(limit=0)), parallelism=1) as stack:
+        stack.compiler.gate.clear()
+        tasks = [begin(stack, a_body()) for _ in range(20)]
+        await settle()
+        stack.compiler.gate.set()
+        assert [(await task)[0] for task in tasks] == [200] * 20
+
+
+async def test_the_first_client_may_leave_and_the_others_get_their_set(stack):
+    stack.compiler.gate.clear()
+    first, second = begin(stack, a_body()), begin(stack, a_body())
+    await settle()
+    first.cancel()
+    await settle()
+    stack.compiler.gate.set()
+    assert json.loads((await second)[2])["maskfeed"]["cache"] == "waited"
+    assert (stack.compiler.started, stack.compiler.dropped) == (1, 0)
+    await all_ended(stack)
+
+
+async def test_each_of_those_who_share_a_compile_is_told_of_his_own_candidate(stack):
+    stack.compiler.gate.clear()
+    stack.compiler.error = CandidateError("candidates[0]: no tokens spell it", field="candidates", index=0)
+    first = begin(stack, a_body(["bad", "good"]))
+    await settle()
+    second = begin(stack, {"prompt": "x", "structured_outputs": {"choice": ["good", "good", "bad"]}})
+    await settle()
+    stack.compiler.gate.set()
+    errors = await asyncio.gather(first, second, return_exceptions=True)
+    assert [error.context["index"] for error in errors] == [0, 2]
+    assert [error.message for error in errors] == [
+        "candidates[0]: no tokens spell it",
+        "structured_outputs.choice[2]: no tokens spell it",
+    ]
+    assert "rank" not in errors[0].context
+    # remembered for seconds, and no longer
+    with pytest.raises(CandidateError) as caught:
+        await ask(stack, a_body(["good", "bad"]))
+    assert caught.value.context["index"] == 1
+    assert stack.compiler.started == 1
+    stack.clock.advance(6)
+    stack.compiler.error = None
+    assert (await ask(stack, a_body(["good", "bad"])))[0] == 200
+
+
+async def test_the_sets_of_one_tenant_may_not_fill_the_line():
+    queue = QueueSettings(limit=4, tenant_limit=1)
+    async with gateway_stack(settings=GatewaySettings(queue=queue), parallelism=1) as stack:
+        stack.compiler.gate.clear()
+        tasks = [begin(stack, a_body([name])) for name in "ab"]
+        await settle()
+        with pytest.raises(CapacityError, match="of this tenant"):
+            await ask(stack, a_body(["c"]))
+        other = asyncio.create_task(ask(stack, a_body(["d"]), headers=(("Authorization", "Bearer d"),)))
+        await settle()
+        stack.compiler.gate.set()
+        assert [(await task)[0] for task in (*tasks, other)] == [200] * 3
+
+
+# -- other gateways ------------------------------------------------------------------------------------------------
+
+
+async def digest_of(stack, body):
+    """What the index calls the set of a request. Compiles it, and forgets it again."""
+    digest = (await answer_of(stack, body))["maskfeed"]["digest"]
+    await stack.parts.cache.clear()
+    return digest
+
+
+async def another_gateway_compiles(stack, digest):
+    granted = await stack.parts.index.acquire(Layer.SETS, digest, token="f" * 32, lease_ms=5_000)
+    return granted.lease
+
+
+async def test_a_set_that_another_gateway_compiles_is_waited_for_and_the_answer_says_so(stack):
+    digest = await digest_of(stack, a_body())
+    lease = await another_gateway_compiles(stack, digest)
+    waiting = begin(stack, a_body())
+    await settle()
+    stack.clock.advance(0.02)
+    artifact = compile_set(VOCABULARY, NAMES).to_bytes()
+    await stack.parts.index.commit(lease, IndexEntry(stack.broker.blobs.put(artifact), len(artifact)))
+    ours = json.loads((await waiting)[2])["maskfeed"]
+    assert (ours["cache"], ours["compile_ms"], ours["queue_ms"]) == ("waited", 0, 0)
+    assert ours["wait_ms"] == pytest.approx(20)
+    assert stack.compiler.started == 1
+    await all_ended(stack)
+
+
+async def test_a_gateway_that_dies_while_it_compiles_costs_one_lease(stack):
+    digest = await digest_of(stack, a_body())
+    await another_gateway_compiles(stack, digest)
+    waiting = begin(stack, a_body())
+    await settle()
+    stack.clock.advance(5.001)
+    ours = json.loads((await waiting)[2])["maskfeed"]
+    assert ours["cache"] == "miss"
+    assert ours["wait_ms"] == pytest.approx(5_001)
+
+
+async def test_the_deadline_of_a_request_that_waits_for_another_gateway_names_that_stage(stack):
+    digest = await digest_of(stack, a_body())
+    await another_gateway_compiles(stack, digest)
+    late = begin(stack, a_body(candidate_options={"deadline_ms": 500}))
+    await settle()
+    stack.clock.advance(0.6)
+    async with expected_deadline("wait"):
+        await late
 
 
 async def test_a_compiler_that_breaks_is_an_error_for_this_request_only(stack):
@@ -322,17 +451,22 @@ async def expected_deadline(stage):
     assert (caught.value.context["stage"], caught.value.context["limit_ms"]) == (stage, 500)
 
 
-@pytest.mark.parametrize("stage", ["lookup", "commit"])
-async def test_a_store_that_is_slow_meets_the_deadline_too(stack, stage, monkeypatch):
-    async def never(*_):
-        await asyncio.Event().wait()
+@pytest.mark.parametrize(("call", "stage"), [("acquire", "lookup"), ("commit", "commit")])
+async def test_a_store_that_is_slow_meets_the_deadline_too(stack, call, stage, monkeypatch):
+    answered = asyncio.Event()
+    original = getattr(stack.parts.index, call)
 
-    monkeypatch.setattr(stack.parts.index, stage, never)
+    async def slow(*args, **kwargs):
+        await answered.wait()
+        return await original(*args, **kwargs)
+
+    monkeypatch.setattr(stack.parts.index, call, slow)
     late = begin(stack, a_body(["a"], candidate_options={"deadline_ms": 500}))
     await settle()
     stack.clock.advance(0.6)
     async with expected_deadline(stage):
         await late
+    answered.set()
 
 
 async def test_the_deadline_of_the_settings_holds_for_requests_that_give_none():
@@ -375,8 +509,40 @@ async def test_a_known_set_whose_blob_went_away_is_compiled_again_once(stack):
     assert (await task)[0] == 200
     assert stack.broker.blobs.blobs == lost
     assert stack.compiler.started == 2
-    assert stack.metric("maskfeed_duplicate_compiles_total") == 0
+    assert stack.metric('maskfeed_compiles_total{outcome="indexed"}') == 2
     await all_ended(stack)
+
+
+async def test_a_fresh_set_that_is_gone_before_the_engine_has_it_is_compiled_again_once(stack):
+    stack.engine.faults.is_slow = True
+    task = begin(stack, a_body())
+    await stack.engine.until(lambda seen: seen.announced)
+    stack.broker.blobs.blobs.clear()
+    stack.engine.answer_announcements()
+    assert json.loads((await task)[2])["maskfeed"]["cache"] == "miss"
+    assert stack.compiler.started == 2
+    await all_ended(stack)
+
+
+async def test_a_set_that_is_broken_where_it_lies_is_written_again(stack):
+    await ask(stack, a_body())
+    (artifact_hash,) = stack.broker.blobs.blobs
+    stack.broker.blobs.blobs[artifact_hash] = b"broken"
+    assert (await ask(stack, a_body()))[0] == 200
+    assert stack.broker.blobs.get(artifact_hash)
+    assert stack.metric('maskfeed_compiles_total{outcome="repaired"}') == 1
+    await all_ended(stack)
+
+
+async def test_no_pin_is_left_when_the_requests_are_over(stack):
+    await ask(stack, a_body())
+    await ask(stack, a_body())
+    stack.engine.faults.fails_with = "out-of-memory"
+    with pytest.raises(RankFailure):
+        await ask(stack, a_body())
+    await settle()
+    await stack.parts.cache.clear()
+    assert (await stack.parts.index.usage()).layers[Layer.SETS].orphaned_pinned_bytes == 0
 
 
 async def test_a_blob_that_is_lost_again_and_again_is_an_error(stack):
@@ -436,7 +602,7 @@ async def test_a_request_waits_for_every_replica_and_any_of_them_may_answer():
 # -- the store -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["lookup", "commit", "announce"])
+@pytest.mark.parametrize("stage", ["acquire", "commit", "announce"])
 async def test_a_store_that_is_away_is_a_retryable_error_and_the_next_request_passes(stack, stage):
     stack.broker.faults.fail_next(stage)
     async with expected_failure(StoreUnavailable):

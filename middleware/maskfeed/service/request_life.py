@@ -6,23 +6,25 @@ whatever happens afterwards, the promise is ended; a request ends no later than 
 the engine said is never passed on unchecked.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Final
 
 from maskfeed.queue.candidate_queue import CandidateQueue
-from maskfeed.queue.ticket import Clock, Stage, State, Ticket
-from maskfeed.service.admission import PreparedSet, in_the_callers_words, prepare
-from maskfeed.service.answers import Figures
+from maskfeed.queue.ticket import Stage, State, Ticket
+from maskfeed.service.admission import prepare
 from maskfeed.service.dispatch import Admitted, checked_answer, engine_request, events
-from maskfeed.service.engines import EngineGroup, LiveGroup
+from maskfeed.service.engines import EngineGroup
 from maskfeed.service.exchange import Headers, Reply, Upstream, end_to_end
 from maskfeed.service.lifeline import open_while_alive
+from maskfeed.service.named_sets import NamedSets
+from maskfeed.service.offload import off_loop
 from maskfeed.service.problems import engine_refusal
-from maskfeed.service.promises import Promise, Promises, blob_is_lost
+from maskfeed.service.promises import Promises
+from maskfeed.service.ready_sets import ReadySets, Wanted
 from maskfeed.service.requests import (
     ConstrainedRequest,
     NativeRequest,
@@ -31,32 +33,33 @@ from maskfeed.service.requests import (
     parse_request,
 )
 from maskfeed.service.telemetry import Telemetry
-from maskfeed_automata.errors import CorruptArtifact, RankFailure, UpstreamError
-from maskfeed_cache.fence import IndexEntry
-from maskfeed_cache.store import SetIndex
-from maskfeed_workers.compiler import CompileJob, Compiler
+from maskfeed.service.tenants import tenant_of
+from maskfeed_automata.errors import UpstreamError
+from maskfeed_cache.clock import Clock
+from maskfeed_cache.shared_cache import SharedCache
+from maskfeed_cache.store import CacheIndex
+from maskfeed_workers.compiler import Compiler
 
 __all__ = ["GatewayCore", "Parts"]
 
-# A smaller body is read in less time than it takes to hand it to a thread and back.
-_OFFLOAD_BYTES: Final = 64 * 1024
 # Of the engine's response to a constrained request: the body is another one than it sent.
 _REPLACED: Final = ("content-length", "content-type", "content-encoding", "etag")
 # Of the client's request: the engine gets another body, and answers in one that can be read here.
 _NOT_FORWARDED: Final = ("accept-encoding", "content-encoding", "content-length", "content-type")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the core is made of. Borrowed: whoever made them closes them."""
 
-    index: SetIndex
+    index: CacheIndex
+    cache: SharedCache
     compiler: Compiler
     queue: CandidateQueue
     engines: EngineGroup
     promises: Promises
+    sets: ReadySets
+    named_sets: NamedSets
     upstream: Upstream
     telemetry: Telemetry
     clock: Clock
@@ -70,11 +73,15 @@ class GatewayCore:
     Args:
         parts: the collaborators.
         deadline_ms: until the set is ready, for requests that give none.
+        stage_limits_ms: longest stay in a stage, for those that have a limit of their own.
     """
 
-    def __init__(self, parts: Parts, *, deadline_ms: int) -> None:
+    def __init__(
+        self, parts: Parts, *, deadline_ms: int, stage_limits_ms: Mapping[Stage, int] = MappingProxyType({})
+    ) -> None:
         self._parts = parts
         self._deadline_ms = deadline_ms
+        self._stage_limits_ms = stage_limits_ms
 
     @asynccontextmanager
     async def answer(self, route: Route, raw: bytes, *, headers: Headers, request_id: str) -> AsyncIterator[Reply]:
@@ -97,7 +104,8 @@ class GatewayCore:
         received_at = self._parts.clock.time()
         live = self._parts.engines.live
         parser = live.record.reasoning_parser if live is not None else None
-        request = await self._off_loop(len(raw), lambda: parse_request(route, raw, reasoning_parser=parser))
+        executor = self._parts.executor
+        request = await off_loop(executor, len(raw), lambda: parse_request(route, raw, reasoning_parser=parser))
         if isinstance(request, NativeRequest):
             async with self._native(request, headers) as reply:
                 yield reply
@@ -107,6 +115,8 @@ class GatewayCore:
             self._parts.clock,
             received_at=received_at,
             deadline_ms=request.deadline_ms or self._deadline_ms,
+            tenant=tenant_of(headers),
+            stage_limits_ms=self._stage_limits_ms,
             observe=self._parts.telemetry.moved,
         )
         with ticket.followed_to_its_end():
@@ -125,7 +135,7 @@ class GatewayCore:
             UpstreamError: the engine's server can't be reached.
         """
         route = target.partition("?")[0]
-        await self._off_loop(len(raw), lambda: check_pass_through(route, raw))
+        await off_loop(self._parts.executor, len(raw), lambda: check_pass_through(route, raw))
         self._parts.telemetry.forwarded("pass-through")
         async with self._unchanged(method, target, raw, headers) as reply:
             yield reply
@@ -149,66 +159,10 @@ class GatewayCore:
         self, ticket: Ticket, request: ConstrainedRequest, body_bytes: int, request_id: str, held: AsyncExitStack
     ) -> Admitted:
         live = self._parts.engines.require()
-        with ticket.measure(Stage.PARSE):
-            prepared = await self._off_loop(body_bytes, lambda: prepare(request, live))
-        entry = await self._lookup(ticket, prepared)
-        promise: Promise | None = None
-        if entry is not None:
-            try:
-                promise = await self._promise(ticket, entry, live, held)
-            except RankFailure as error:
-                if not blob_is_lost(error):
-                    raise
-                # the index pointed to a blob that went away meanwhile; nobody else will mend it
-        cache = "miss" if promise is None else "hit"
-        if promise is None:
-            entry = await self._compile(ticket, request, prepared, live, is_repair=entry is not None)
-            promise = await self._promise(ticket, entry, live, held)
-        ticket.move(State.READY)
-        figures: Figures = {
-            "cache": cache,
-            **{
-                f"{stage}_ms": round(ticket.milliseconds(stage), 3)
-                for stage in (Stage.QUEUE, Stage.COMPILE, Stage.COMMIT, Stage.READY)
-            },
-        }
+        request = await self._parts.named_sets.resolve(request, ticket.tenant)
+        prepared = await off_loop(self._parts.executor, body_bytes, lambda: prepare(request, live))
+        promise, figures = await self._parts.sets.obtain(Wanted(ticket, request, prepared, live), held)
         return Admitted(request, prepared, live, promise, figures, request_id)
-
-    async def _lookup(self, ticket: Ticket, prepared: PreparedSet) -> IndexEntry | None:
-        with ticket.measure(Stage.LOOKUP):
-            try:
-                entry = await self._parts.index.lookup(prepared.digest)
-            except CorruptArtifact:
-                # an entry that can't be read is a miss; the commit replaces it
-                entry = None
-        self._parts.telemetry.looked_up(hit=entry is not None)
-        return entry
-
-    async def _compile(
-        self, ticket: Ticket, request: ConstrainedRequest, prepared: PreparedSet, live: LiveGroup, *, is_repair: bool
-    ) -> IndexEntry:
-        job = CompileJob(
-            digest=prepared.digest,
-            fingerprint=live.record.fingerprint,
-            candidate_set=prepared.candidate_set,
-            leading_space=request.leading_space,
-        )
-        async with self._parts.queue.place(ticket):
-            with ticket.measure(Stage.COMPILE), in_the_callers_words(request):
-                result = await self._parts.compiler.compile(job)
-        # writing the blob belongs to publishing the set
-        ticket.rebook(result.store_ms / 1000, Stage.COMPILE, Stage.COMMIT)
-        entry = IndexEntry(artifact_hash=result.artifact_hash, size_bytes=result.size_bytes)
-        with ticket.measure(Stage.COMMIT):
-            is_new = await self._parts.index.commit(prepared.digest, entry)
-        if not is_new and not is_repair:
-            self._parts.telemetry.compiled_twice()
-        ticket.move(State.COMMITTED)
-        return entry
-
-    async def _promise(self, ticket: Ticket, entry: IndexEntry, live: LiveGroup, held: AsyncExitStack) -> Promise:
-        with ticket.measure(Stage.READY):
-            return await held.enter_async_context(self._parts.promises.hold(entry, live.epochs))
 
     @asynccontextmanager
     async def _dispatched(self, ticket: Ticket, admitted: Admitted, headers: Headers) -> AsyncIterator[Reply]:
@@ -219,30 +173,24 @@ class GatewayCore:
             ("Content-Type", "application/json"),
             ("Accept-Encoding", "identity"),
         )
-        with ticket.measure(Stage.GENERATE):
-            async with open_while_alive(
-                admitted.promise.lifeline,
-                self._parts.upstream,
-                *("POST", admitted.request.route),
-                headers=sent,
-                body=body,
-            ) as response:
-                kept = end_to_end(response.headers, without=_REPLACED)
-                if response.status != 200:
-                    # the engine's own refusal: a wrong parameter, a prompt that is too long, a missing key
-                    status, added, problem = engine_refusal(response.status, await response.read(), admitted.request_id)
-                    ticket.fail(UpstreamError.code)
-                    yield Reply(status, (*kept, *added.items()), problem)
-                    return
-                if admitted.request.stream:
-                    kind = ("Content-Type", "text/event-stream; charset=utf-8")
-                    yield Reply(200, (*kept, kind), events(admitted, response, on_failure=ticket.fail))
-                else:
-                    answer = checked_answer(admitted, await response.read())
-                    yield Reply(200, (*kept, ("Content-Type", "application/json")), answer)
-
-    async def _off_loop(self, body_bytes: int, work: Callable[[], _T]) -> _T:
-        """Do work that grows with the body: here if the body is small, else in a thread, so that the loop goes on."""
-        if body_bytes <= _OFFLOAD_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
+        ticket.enter(Stage.GENERATE)
+        async with open_while_alive(
+            admitted.promise.lifeline,
+            self._parts.upstream,
+            *("POST", admitted.request.route),
+            headers=sent,
+            body=body,
+        ) as response:
+            kept = end_to_end(response.headers, without=_REPLACED)
+            if response.status != 200:
+                # the engine's own refusal: a wrong parameter, a prompt that is too long, a missing key
+                status, added, problem = engine_refusal(response.status, await response.read(), admitted.request_id)
+                ticket.fail(UpstreamError.code)
+                yield Reply(status, (*kept, *added.items()), problem)
+                return
+            if admitted.request.stream:
+                kind = ("Content-Type", "text/event-stream; charset=utf-8")
+                yield Reply(200, (*kept, kind), events(admitted, response, on_failure=ticket.fail))
+            else:
+                answer = checked_answer(admitted, await response.read())
+                yield Reply(200, (*kept, ("Content-Type", "application/json")), answer)
