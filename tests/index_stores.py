@@ -7,6 +7,7 @@ from typing import Protocol
 import pytest
 import redis
 
+from manual_clock import ManualClock
 from maskfeed_cache.fence import Acquired, Commit, Granted, IndexEntry, Layer, Lease, Pin
 from maskfeed_cache.keys import INDEX_TTL_S, Keyspace
 from maskfeed_cache.memory_index import MemoryIndex
@@ -14,7 +15,6 @@ from maskfeed_cache.memory_store import MemoryBlobStore
 from maskfeed_cache.redis_index import RedisIndex
 from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_cache.store import CacheIndex
-from manual_clock import ManualClock
 from redis_cluster import RedisCluster
 from redis_process import RedisProcess
 from redis_programs import redis_program

@@ -23,7 +23,8 @@ class RedisCluster:
                 "port": str(port),
                 "bind": "127.0.0.1",
                 "cluster-enabled": "yes",
-                "cluster-node-timeout": "2000",
+                # on a busy machine a node is silent for a while without being down
+                "cluster-node-timeout": "5000",
                 # the other slots answer while one node is down
                 "cluster-require-full-coverage": "no",
             }
@@ -53,9 +54,7 @@ class RedisCluster:
     def node_of(self, key: str) -> RedisProcess:
         """The node on which `key` lies."""
         slot = int(self.nodes[0].client.execute_command("CLUSTER KEYSLOT", key))
-        return next(
-            node for index, node in enumerate(self.nodes) if slot < _N_SLOTS * (index + 1) // _N_NODES
-        )
+        return next(node for index, node in enumerate(self.nodes) if slot < _N_SLOTS * (index + 1) // _N_NODES)
 
     def remove(self) -> None:
         for node in self.nodes:
@@ -64,7 +63,9 @@ class RedisCluster:
     @staticmethod
     def _is_ready(node: RedisProcess) -> bool:
         answer = node.client.execute_command("CLUSTER INFO")
-        state = answer if isinstance(answer, dict) else dict(
-            line.split(":") for line in answer.decode().split("\r\n") if ":" in line
+        state = (
+            answer
+            if isinstance(answer, dict)
+            else dict(line.split(":") for line in answer.decode().split("\r\n") if ":" in line)
         )
         return state["cluster_state"] == "ok" and int(state["cluster_known_nodes"]) == _N_NODES

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,9 +47,8 @@ def redis_program(version: str) -> RedisProgram:
         assert package.origin is not None
         return RedisProgram(Path(package.origin).parent / "bin" / "redis-server")
     assert version == "7"
-    on_path = shutil.which("redis-server")
-    if on_path is not None and RedisProgram(Path(on_path)).version >= (7, 0):
-        return RedisProgram(Path(on_path))
+    if _is_on_path():
+        return RedisProgram(Path(shutil.which("redis-server") or ""))
     unpacked = _unpacked()
     assert unpacked.path.exists(), "put a redis-server 7 on PATH or run tests/redis_programs.py (Debian, Ubuntu)"
     return unpacked
@@ -76,8 +74,12 @@ def _fetch() -> None:
     (root / "usr" / "bin" / "redis-server").symlink_to("redis-check-rdb")
 
 
+def _is_on_path() -> bool:
+    found = shutil.which("redis-server")
+    return found is not None and RedisProgram(Path(found)).version >= (7, 0)
+
+
 if __name__ == "__main__":
-    if not _unpacked().path.exists():
+    if not _is_on_path() and not _unpacked().path.exists():
         _fetch()
     print(redis_program("7").path, *redis_program("7").version)
-    sys.exit()

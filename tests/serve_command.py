@@ -17,6 +17,8 @@ from services import free_port
 __all__ = ["EXAMPLES", "cluster_environment", "serve_run"]
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "ray_serve"
+# what the controller says of an application that it gives up
+_FAILED = "Failed to update the deployments"
 
 
 def cluster_environment() -> dict[str, str]:
@@ -43,8 +45,14 @@ def serve_run(
     changed = folder / example
     changed.write_text(yaml.safe_dump(config))
     command = [str(Path(sys.executable).parent / "serve"), "run", str(changed)]
-    with ChildProcess("serve", command, log_path=folder / "serve.log", environment=cluster_environment()) as child:
-        child.wait_until(lambda: http_answers(f"{url}/ready"), timeout_s=timeout_s)
+    log = folder / "serve.log"
+
+    def is_ready() -> bool:
+        assert _FAILED not in (text := log.read_text(errors="replace")), text[text.index(_FAILED) - 10_000 :]
+        return http_answers(f"{url}/ready")
+
+    with ChildProcess("serve", command, log_path=log, environment=cluster_environment()) as child:
+        child.wait_until(is_ready, timeout_s=timeout_s)
         yield url
     # what the command started goes on without it
     serve.shutdown()

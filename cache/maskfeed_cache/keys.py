@@ -12,14 +12,14 @@ different layouts share nothing, and a rolling upgrade starves neither.
 | `<namespace>:v<v>:{cache}:pinned` | hash | none | what is pinned -> by how many pins |
 | `<namespace>:v<v>:{cache}:references` | hash | none | artifact hash -> by how many records and pins it is named |
 | `<namespace>:v<v>:{cache}:garbage` | zset | none | artifact hash by the moment in which nothing named it any more |
-| `<namespace>:v<v>:{cache}:index:<layer>` | hash | none, entries end by script | key -> generation, size, token, artifact hash |
-| `<namespace>:v<v>:{cache}:order:<layer>` | zset | none, entries end by script | key by its last use, without what is pinned |
-| `<namespace>:v<v>:{cache}:lease:<layer>:<key>` | string | as asked, renewed by its holder | token and fence of who computes the key |
+| `<namespace>:v<v>:{cache}:index:<layer>` | hash | none, ended by script | key -> generation, size, token, artifact |
+| `<namespace>:v<v>:{cache}:order:<layer>` | zset | none, ended by script | key that nobody pins by its last use |
+| `<namespace>:v<v>:{cache}:lease:<layer>:<key>` | string | as asked, renewed | token and fence of its holder |
 | `<namespace>:v<v>:{cache}:failure:<layer>:<key>` | string | as asked, seconds | fence and failure, JSON |
 | `<namespace>:v<v>:blob:{<artifact hash>}` | string | 2 h, renewed by each hit | the artifact's bytes |
 | `<namespace>:v<v>:vocabulary:{<fingerprint>}` | string | 1 h, renewed by each live engine | the vocabulary's bytes |
-| `<namespace>:v<v>:{names}:tenant:<tenant>` | hash | none | names of one tenant: generation, digest, count, size, list id |
-| `<namespace>:v<v>:{names}:state` | hash | none | names and bytes of all tenants; the generation below all forgotten ones |
+| `<namespace>:v<v>:{names}:tenant:<tenant>` | hash | none | name -> generation, digest, count, size, list id |
+| `<namespace>:v<v>:{names}:state` | hash | none | counts of all tenants; the generation below all forgotten ones |
 | `<namespace>:v<v>:{names}:deleted` | zset | none, at most 10,000 members | tenant and name by last generation |
 | `<namespace>:v<v>:{names}:reserved` | zset | none, members live 10 min | ids of lists that are being written |
 | `<namespace>:v<v>:{names}:garbage` | set | none | ids of lists that are to be deleted |

@@ -7,12 +7,14 @@ so one answer is one `receive`.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from maskfeed_automata.errors import InternalInvariant
-from maskfeed_cache.connection import DEFAULT_TIMEOUTS, Timeouts, open_client, store_errors
+from maskfeed_cache.connection import DEFAULT_TIMEOUTS, Timeouts, open_client, open_node_client, store_errors
 from maskfeed_cache.feed_messages import (
     EngineEvent,
     EngineRecord,
@@ -35,7 +37,7 @@ class RedisEngineFeed:
     """An `EngineFeed` on Redis. Connects at `register`.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`.
+        url: see `maskfeed_cache.connection`.
         keys: the engine group.
         lease_ms: life of the record after `register` and each `renew`.
         block_ms: how long `receive` may wait.
@@ -59,7 +61,8 @@ class RedisEngineFeed:
         self._client = open_client(url, timeouts)
         # a read may be silent for block_ms before its answer is late
         patient = Timeouts(connect_s=timeouts.connect_s, answer_s=timeouts.answer_s + block_ms / 1000)
-        self._reader = open_client(url, patient)
+        self._open_reader = partial(open_node_client, url, keys.feed, patient)
+        self._reader: redis.Redis | None = None
         # a connection of the reader's pool; its driver class has no public name for the socket
         self._connection: Any = None
         self._position = BEGINNING
@@ -163,7 +166,6 @@ class RedisEngineFeed:
     def close(self) -> None:
         """See `EngineFeed`."""
         self._drop_connection()
-        self._reader.close()
         self._client.close()
 
     def _newest_entry_id(self) -> bytes | None:
@@ -184,11 +186,15 @@ class RedisEngineFeed:
 
     def _connect(self) -> None:
         self._drop_connection()
+        # in a cluster the stream may lie on another node by now
+        self._reader = self._open_reader()
         self._connection = self._reader.connection_pool.get_connection()
 
     def _drop_connection(self) -> None:
         self._is_armed = False
         if self._connection is not None:
             self._connection.disconnect()
-            self._reader.connection_pool.release(self._connection)
             self._connection = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

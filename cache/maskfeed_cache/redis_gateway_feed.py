@@ -49,7 +49,7 @@ class RedisGatewayFeed:
     """A `GatewayFeed` on Redis.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`.
+        url: see `maskfeed_cache.connection`.
         keys: the engine group.
         lease_ms: life of the gateway's lease; renewed every third of it.
 

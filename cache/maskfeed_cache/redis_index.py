@@ -87,7 +87,9 @@ class RedisIndex:
         in one.
         """
         while True:
-            verdict, *rest = await self._run("acquire", layer, key, token, lease_ms, *_pin_arguments(pin), of=(layer, key))
+            verdict, *rest = await self._run(
+                "acquire", layer, key, token, lease_ms, *_pin_arguments(pin), of=(layer, key)
+            )
             if verdict == b"granted":
                 return Granted(Lease(layer, key, token, decode_fence(rest[0])))
             if verdict == b"held":

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Never, TypeVar, get_args
 
@@ -102,7 +101,7 @@ def serve(**given: Any) -> None:
     """
     from maskfeed.service import app
     from maskfeed_cache.connection import check_url
-    from maskfeed_cache.private_redis import PrivateRedis, well_known_directory
+    from maskfeed_cache.private_redis import PrivateRedis, maxmemory_for, well_known_directory
 
     settings = GatewaySettings.from_mapping(os.environ).with_overrides(**given)
     logging.basicConfig(
@@ -124,7 +123,9 @@ def serve(**given: Any) -> None:
         return
     if settings.compiler == "ray" and (settings.ray.address or os.environ.get("RAY_ADDRESS")):
         raise click.UsageError("actors of a Ray cluster can't reach a private Redis: give --redis-url, too")
-    with PrivateRedis(well_known_directory(os.environ)) as private:
+    cache = settings.cache
+    memory_bytes = maxmemory_for((cache.limit_bytes, cache.automata_limit_bytes, cache.named_limit_bytes))
+    with PrivateRedis(well_known_directory(os.environ), maxmemory_bytes=memory_bytes) as private:
         run(private.url, private.keep_running)
 
 
@@ -208,15 +209,21 @@ def inspect(
 
 @main.command()
 @_connection_options
+@_compiler_options
 @_json_option
 def doctor(as_json: bool, **given: Any) -> None:
-    """Look at everything that a gateway needs on this machine; exit code 1 if something is missing."""
-    from maskfeed.service.checkup import examine
+    """Look at everything that a gateway needs; exit code 1 if something is missing.
+
+    Python, Redis, Ray where it compiles, the engine's server, the engines that are registered, their vocabulary, and,
+    with a request to each, whether they enforce masks.
+    """
+    from maskfeed.service.checkup import examine, find_version
 
     settings = GatewaySettings.from_mapping(os.environ).with_overrides(**given)
     findings = asyncio.run(examine(settings))
     ok = all(finding.ok for finding in findings)
-    versions = {name: _version(name) for name in ("maskfeed", "numpy", "numba", "redis", "aiohttp", "vllm")}
+    names = ("numpy", "numba", "pyahocorasick", "redis", "aiohttp", "msgspec", "ray", "torch", "vllm")
+    versions = {"maskfeed": __version__, **{name: find_version(name) or "not installed" for name in names}}
     if as_json:
         checks = {finding.name: {"ok": finding.ok, "detail": finding.detail} for finding in findings}
         click.echo(json.dumps({"ok": ok, "checks": checks, "versions": versions}))
@@ -258,17 +265,6 @@ def _print(values: dict[str, Any], *, as_json: bool) -> None:
     width = max(map(len, values))
     for name, value in values.items():
         click.echo(f"{name:<{width}}  {value}")
-
-
-def _version(name: str) -> str:
-    if name == "maskfeed":
-        return __version__
-    for distribution in (name, f"{name}-cpu"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return "not installed"
 
 
 if __name__ == "__main__":

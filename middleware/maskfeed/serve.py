@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,7 +24,6 @@ from maskfeed.service.exchange import Headers, Reply, end_to_end
 from maskfeed.service.requests import Route
 from maskfeed.service.streams import DONE, SseSplitter
 from maskfeed_automata.errors import ParameterError, RequestError, UpstreamError
-from ray import serve
 
 __all__ = ["Gateway", "build_app"]
 
@@ -66,7 +66,7 @@ class Gateway:
     answer: `handle.answer.remote(route, body)` and `handle.options(stream=True).stream.remote(route, body)`.
     """
 
-    async def __init__(self, settings: GatewaySettings, redis_url: str) -> None:
+    async def __init__(self, settings: GatewaySettings, redis_url: str) -> None:  # type: ignore[misc]  # Serve awaits it
         self._stack = AsyncExitStack()
         self._gateway: EmbeddedGateway = await self._stack.enter_async_context(embedded_gateway(settings, redis_url))
 

@@ -75,10 +75,14 @@ def redis_feeds(url: str, client: redis.Redis) -> Feeds:
     )
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "cluster"])
 async def feeds(request: pytest.FixtureRequest) -> AsyncIterator[Feeds]:
     if request.param == "memory":
         made = memory_feeds()
+    elif request.param == "cluster":
+        cluster = request.getfixturevalue("index_servers").get("cluster-7")
+        cluster.flush()
+        made = redis_feeds(cluster.url, cluster.node_of(KEYS.feed).client)
     else:
         made = redis_feeds(request.getfixturevalue("redis_url"), request.getfixturevalue("shared_redis").client)
     yield made

@@ -71,9 +71,7 @@ class Model:
     failures: dict[Place, int] = field(default_factory=dict)
     pins: dict[str, tuple[Item, Moment]] = field(default_factory=dict)
     counts: dict[Layer, dict[str, int]] = field(
-        default_factory=lambda: {
-            layer: {"hits": 0, "misses": 0, "evictions": 0, "expirations": 0} for layer in Layer
-        }
+        default_factory=lambda: {layer: {"hits": 0, "misses": 0, "evictions": 0, "expirations": 0} for layer in Layer}
     )
 
     def moment(self) -> Moment:
@@ -372,9 +370,7 @@ def test_after_any_history_the_figures_are_exact_and_no_read_is_stale(
     index_servers: IndexServers, kind: str, n_examples: int
 ):
     def machine() -> IndexMachine:
-        return IndexMachine(
-            lambda: index_servers.open(kind, limit_bytes=LIMIT_BYTES, entry_ttl_s=ENTRY_TTL_MS / 1_000)
-        )
+        return IndexMachine(lambda: index_servers.open(kind, limit_bytes=LIMIT_BYTES, entry_ttl_s=ENTRY_TTL_MS / 1_000))
 
     run_state_machine_as_test(
         machine,

@@ -17,7 +17,7 @@ import redis
 
 from maskfeed_automata.errors import StoreError
 from maskfeed_cache import private_redis
-from maskfeed_cache.private_redis import PrivateRedis, find_redis_server, well_known_directory
+from maskfeed_cache.private_redis import PrivateRedis, find_redis_server, maxmemory_for, well_known_directory
 
 # Starts a server from a thread that ends at once, says so, and waits to be killed.
 OWNER = """
@@ -107,6 +107,11 @@ def test_the_memory_limit_is_settable(directory: Path) -> None:
         redis.Redis.from_url(server.url, protocol=2) as client,
     ):
         assert client.config_get("maxmemory") == {"maxmemory": "5000000"}
+
+
+def test_the_memory_limit_leaves_room_beside_the_limits_of_what_is_kept() -> None:
+    assert maxmemory_for((400, 100)) == 625 + (64 << 20)
+    assert maxmemory_for((400, 0)) == 0
 
 
 def test_stopping_leaves_neither_process_nor_socket_and_is_idempotent(directory: Path) -> None:

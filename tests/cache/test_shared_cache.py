@@ -59,7 +59,7 @@ class Cluster:
     def __init__(self, **index_options):
         self.clock = ManualClock()
         self.blobs = MemoryBlobStore()
-        self.index = MemoryIndex(self.blobs, clock=self.clock.time, **index_options)
+        self.index = MemoryIndex(self.blobs, clock=self.clock.time, blob_grace_s=0, **index_options)
         self.compute = Computation(self.blobs)
         self.outcomes = []
         self.tokens = itertools.count(1)

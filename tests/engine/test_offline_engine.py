@@ -21,7 +21,7 @@ def check_all(made: list[Request], outcome: dict, vocabulary) -> int:
     return len(made)
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.full), True])
 def test_every_answer_is_a_candidate_with_async_scheduling_off_and_on(run_offline, vocabulary, async_scheduling):
     made = requests(78, seed=1)
     outcome = run_offline([job(r) for r in made], async_scheduling=async_scheduling)
@@ -90,7 +90,7 @@ def test_chunked_prefill_prefix_caching_and_n_leave_every_answer_right(run_offli
             check_answer(request, vocabulary, answer["token_ids"], (outcome["eos"],))
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.full), True])
 def test_preemption_under_a_tiny_cache_leaves_every_answer_right(run_offline, vocabulary, async_scheduling):
     # Long answers, so that the cache runs out while they are being written.
     words = "alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima".split()

@@ -35,7 +35,9 @@ async def check_crowded(ranks: TwoRanks, http: aiohttp.ClientSession, vocabulary
     preempted, hits = ranks.metric("vllm:num_preemptions_total"), ranks.metric("vllm:prefix_cache_hits_total")
     assert preempted > 0, "rows left the batch and came back"
     assert hits > 0, "prompts were found in the cache"
-    return f"{rows} rows compared: {dict(traffic.outcomes)}, {preempted:.0f} preemptions, {hits:.0f} tokens from the cache"
+    return (
+        f"{rows} rows compared: {dict(traffic.outcomes)}, {preempted:.0f} preemptions, {hits:.0f} tokens from the cache"
+    )
 
 
 async def test_a_crowded_batch_of_every_kind_is_masked_alike_on_both_ranks(

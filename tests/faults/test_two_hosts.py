@@ -38,7 +38,9 @@ def test_an_engine_over_two_hosts_is_fed_over_tcp_and_masks_alike_on_both(tmp_pa
     waits_ms = observed["waits_ms"]
     with capsys.disabled():
         middle, worst = waits_ms[len(waits_ms) // 2], waits_ms[-1]
-        print(f"\ntwo hosts: {rows} rows compared; announced to ready, idle: median {middle:.1f} ms, worst {worst:.1f} ms")
+        print(
+            f"\ntwo hosts: {rows} rows compared; announced to ready, idle: median {middle:.1f} ms, worst {worst:.1f} ms"
+        )
 
 
 def between_hosts(connections: list[list[str]]) -> list[list[str]]:

@@ -19,6 +19,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from fake_engine import VOCABULARY
 from gateway_process import SOURCE_ROOTS, an_engine, served
 from maskfeed import CandidateSet, Vocabulary, __version__
 from maskfeed.cli import main
@@ -169,11 +170,9 @@ def test_the_doctor_says_what_is_missing(command):
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert not report["ok"]
-    assert {name: check["ok"] for name, check in report["checks"].items()} == {
-        "upstream": False,
-        "redis": False,
-        "engines": False,
-    }
+    missing = {name for name, check in report["checks"].items() if not check["ok"]}
+    assert missing == {"upstream", "redis", "engines"}
+    assert report["checks"]["python"]["ok"]
     assert report["versions"]["maskfeed"] == __version__
 
 
@@ -190,7 +189,49 @@ async def test_the_doctor_is_content_where_everything_runs(redis_url, command):
             command, "doctor", "--json", "--upstream", engine.url, "--redis-url", redis_url
         )
     assert result.exit_code == 0, result.output
-    assert engine.record.epoch in json.loads(result.stdout)["checks"]["engines"]["detail"]
+    report = json.loads(result.stdout)
+    assert set(report["checks"]) == {"python", "vllm", "redis", "upstream", "engines", "vocabulary", "masks"}
+    assert engine.record.epoch in report["checks"]["engines"]["detail"]
+    assert f"{VOCABULARY.size} ids" in report["checks"]["vocabulary"]["detail"]
+
+
+async def test_the_doctor_finds_an_engine_that_runs_without_masks(redis_url, command):
+    async with an_engine(redis_url) as engine:
+        engine.faults.has_no_plugin = True
+        result = await asyncio.to_thread(command, "doctor", "--upstream", engine.url, "--redis-url", redis_url)
+    assert result.exit_code == 1
+    assert "MISSING masks" in result.output
+    assert "runs without maskfeed" in result.output
+
+
+async def test_the_doctor_finds_a_vocabulary_that_is_gone(redis_url, command):
+    async with an_engine(redis_url) as engine:
+        client = redis.Redis.from_url(redis_url, protocol=2)
+        client.delete(Keyspace().vocabulary(engine.record.fingerprint))
+        client.close()
+        result = await asyncio.to_thread(command, "doctor", "--upstream", engine.url, "--redis-url", redis_url)
+    assert result.exit_code == 1
+    assert "MISSING vocabulary" in result.output
+    assert "masks" not in result.output
+
+
+def test_the_doctor_does_not_accept_a_redis_that_drops_what_it_likes(redis_url, command):
+    client = redis.Redis.from_url(redis_url, protocol=2)
+    try:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        result = command("doctor", "--upstream", "http://127.0.0.1:9", "--redis-url", redis_url)
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.close()
+    assert "MISSING redis: " in result.output
+    assert "noeviction" in result.output
+
+
+def test_the_doctor_looks_for_ray_where_it_compiles(command):
+    result = command("doctor", "--json", "--upstream", "http://127.0.0.1:9", "--compiler", "ray")
+    assert "will start a cluster" in json.loads(result.stdout)["checks"]["ray"]["detail"]
+    result = command("doctor", "--upstream", "http://127.0.0.1:9", "--compiler", "ray", "--ray-address", "127.0.0.1:1")
+    assert "MISSING ray: no Ray cluster answers at 127.0.0.1:1" in result.output
 
 
 async def test_a_gateway_that_is_told_to_stop_lets_running_requests_end(redis_url):

@@ -49,3 +49,10 @@ async def test_a_cluster_that_does_not_answer_is_named(redis_url):
         code, log = await asyncio.to_thread(gateway.wait)
     assert code == 2
     assert "no Ray cluster answers at 127.0.0.1:1" in log
+
+
+def test_the_doctor_joins_the_cluster_and_says_what_it_would_get(redis_url, ray_cluster):
+    arguments = ["--compiler", "ray", "--ray-address", ray.get_runtime_context().gcs_address, "--redis-url", redis_url]
+    result = CliRunner().invoke(main, ["doctor", "--upstream", "http://127.0.0.1:9", *arguments])
+    assert f"ok      ray: {ray.__version__}; 4 CPUs at" in result.output
+    assert "1 actors" in result.output

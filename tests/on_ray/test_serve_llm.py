@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model_files import smollm2_directory
+from model_files import smollm2_directory, tiny_model_directory
 from redis_server import RedisServer
 from serve_command import serve_run
 
@@ -17,15 +17,19 @@ pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.usefixtures("ray
 N_SETS = 30
 
 
-@pytest.mark.parametrize("tensor_parallel_size", [1])
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
 def test_serve_llm_answers_within_each_set(
     tensor_parallel_size: int, tmp_path: Path, fragile_redis: RedisServer
 ) -> None:
-    model = smollm2_directory()
+    # SmolLM2's nine heads can't be shared by two ranks
+    model = smollm2_directory() if tensor_parallel_size == 1 else tiny_model_directory()
 
     def adapt(applications: dict[str, Any], url: str) -> None:
         (config,) = applications["llm"]["args"]["llm_configs"]
         config["model_loading_config"] = {"model_id": model.name, "model_source": str(model)}
+        if tensor_parallel_size > 1:
+            # on a machine with one NUMA node vLLM wants to be told
+            config["runtime_env"]["env_vars"]["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
         config["engine_kwargs"]["tensor_parallel_size"] = tensor_parallel_size
         config["engine_kwargs"]["additional_config"]["maskfeed"]["redis_url"] = fragile_redis.url
         config["engine_kwargs"]["additional_config"]["maskfeed"]["shm_dir"] = str(tmp_path / "shm")

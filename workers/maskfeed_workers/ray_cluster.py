@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import ray
+
 from maskfeed_automata.errors import ParameterError
 
-__all__ = ["NAMESPACE", "check_address", "cluster_cpus", "joined_cluster", "pool_size"]
+__all__ = ["NAMESPACE", "address_of_cluster", "check_address", "cluster_cpus", "joined_cluster", "pool_size"]
 
 # Actors are found by name in it, whatever namespace the process's own job has.
 NAMESPACE: Final = "maskfeed"
@@ -43,11 +44,16 @@ def joined_cluster(address: str | None = None) -> Iterator[None]:
         yield
         return
     with _own_signal_handlers():
-        _connect(address or os.environ.get("RAY_ADDRESS") or None)
+        _connect(address_of_cluster(address))
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def address_of_cluster(address: str | None) -> str | None:
+    """Of the cluster that `joined_cluster` would join; None if it would start one."""
+    return address or os.environ.get("RAY_ADDRESS") or None
 
 
 def check_address(address: str) -> None:
@@ -90,8 +96,9 @@ def _connect(address: str | None) -> None:
     check_address(address)
     try:
         ray.init(address, **options)
-    except (ConnectionError, ValueError) as error:
-        raise _no_cluster(address) from error
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        # another release of Ray or Python there, or no node of the cluster on this machine
+        raise ParameterError(f"the Ray cluster at {address} can't be joined: {error}", field="ray_address") from error
 
 
 def _no_cluster(address: str) -> ParameterError:

@@ -86,8 +86,8 @@ local function begin()
     end
 end
 
--- A write that Redis does at its memory limit too; those that follow it in this script are then done as well. For what
--- gives memory back or only passes an entry on.
+-- A write that Redis does at its memory limit too, as it does HDEL or DEL; what follows it in the same script is then done
+-- as well. For what gives memory back, or passes an entry on, and would begin with a write that Redis refuses there.
 local function write_at_limit()
     call('ZREM', GARBAGE, '')
 end

@@ -10,7 +10,6 @@ begin()
 if fence() ~= ARGV[6] or call('GET', LEASE) ~= ARGV[5] .. '|' .. ARGV[6] then
     return 0
 end
-write_at_limit()
 call('DEL', LEASE)
 tell('kind', 'settled', 'layer', ARGV[3], 'key', ARGV[4])
 return 1

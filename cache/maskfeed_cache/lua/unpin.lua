@@ -7,7 +7,6 @@
 -- Atomic: a pin, the count of its item and the bytes that it held change in one step.
 
 begin()
-write_at_limit()
 local n = 0
 for i = 3, #ARGV do
     if call('HEXISTS', PINS, ARGV[i]) == 1 then

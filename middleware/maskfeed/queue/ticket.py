@@ -165,8 +165,10 @@ class Ticket:
         self._plan()
 
     def milliseconds(self, stage: Stage) -> float:
-        """Time spent in `stage` and left; 0.0 if it was not entered."""
-        return self._seconds.get(stage, 0.0) * 1000
+        """Time spent in `stage`, until now if it goes on; 0.0 if it was not entered."""
+        goes_on = stage is self.stage and self.state not in END_STATES
+        running_s = self._clock.time() - self._entered_at if goes_on else 0.0
+        return (self._seconds.get(stage, 0.0) + running_s) * 1000
 
     def seconds_by_stage(self) -> Mapping[Stage, float]:
         """Time spent in each stage that was entered and left."""

@@ -1,0 +1,155 @@
+"""Real processes that share a cache, and die: one compile in the cluster, no hang, no wrong answer."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cache_member
+from cache_member import ARTIFACT, COMPUTATIONS, EVENTS, GATE
+from maskfeed_cache.store import hash_blob
+from redis_server import RedisServer
+
+LEASE_MS = 2_000
+# for everything that a test waits for; a hang is a failure
+WITHIN_S = 60
+EXPECTED = hash_blob(ARTIFACT)
+
+Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest.fixture
+async def start(fragile_redis: RedisServer) -> AsyncIterator[Start]:
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start_one(n_clients: int, *, stop_at: str = "") -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                str(Path(cache_member.__file__)),
+                fragile_redis.url,
+                str(LEASE_MS),
+                str(n_clients),
+                stop_at,
+            ),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def events(server: RedisServer, *wanted: str) -> dict[str, list[int]]:
+    """Wait for these events, in any order; the processes that they came from."""
+    missing, pids = Counter(wanted), {event: [] for event in wanted}
+    while missing.total():
+        popped: Any = await asyncio.to_thread(server.client.blpop, [EVENTS], WITHIN_S)
+        assert popped is not None, f"still missing: {missing}"
+        event, pid = popped[1].decode().split()
+        assert missing[event] > 0, f"unexpected: {event}"
+        missing[event] -= 1
+        pids[event].append(int(pid))
+    return pids
+
+
+def open_gate(server: RedisServer) -> None:
+    server.client.rpush(GATE, 1)
+
+
+async def report(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    output, _ = await asyncio.wait_for(process.communicate(), WITHIN_S)
+    assert process.returncode == 0
+    outcome: dict[str, Any] = json.loads(output)
+    return outcome
+
+
+def computations(server: RedisServer) -> int:
+    return int(server.client.get(COMPUTATIONS))
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    await process.communicate()
+
+
+async def test_a_thousand_callers_in_four_processes_cost_one_computation(fragile_redis, start, capsys):
+    processes = [await start(250) for _ in range(4)]
+    await events(fragile_redis, *["asked"] * 4, "computing")
+    open_gate(fragile_redis)
+    outcomes = [await report(process) for process in processes]
+    assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 250}] * 4
+    assert computations(fragile_redis) == 1
+    with capsys.disabled():
+        print("\n1,000 callers in 4 processes: 1 computation")
+
+
+async def test_a_holder_that_is_killed_costs_one_more_computation(fragile_redis, start, capsys):
+    holder = await start(16)
+    await events(fragile_redis, "asked", "computing")
+    others = [await start(16) for _ in range(3)]
+    await events(fragile_redis, *["asked"] * 3)
+    await kill(holder)
+    (heir,) = (await events(fragile_redis, "computing"))["computing"]
+    assert heir in [process.pid for process in others]
+    open_gate(fragile_redis)
+    outcomes = [await report(process) for process in others]
+    assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 3
+    assert computations(fragile_redis) == 1 + 1
+    with capsys.disabled():
+        print("\n64 callers in 4 processes, the holder killed: 2 computations, 48 answers, none wrong")
+
+
+async def test_a_waiter_that_is_killed_costs_nobody_anything(fragile_redis, start):
+    holder = await start(16)
+    await events(fragile_redis, "asked", "computing")
+    victim, *others = [await start(16) for _ in range(3)]
+    await events(fragile_redis, *["asked"] * 3)
+    await kill(victim)
+    open_gate(fragile_redis)
+    for process in (holder, *others):
+        assert (await report(process))["answers"] == {EXPECTED: 16}
+    assert computations(fragile_redis) == 1
+
+
+async def test_a_holder_that_is_killed_between_blob_and_commit_costs_one_more_computation(fragile_redis, start):
+    holder = await start(16, stop_at="commit")
+    await events(fragile_redis, "asked", "computing")
+    others = [await start(16) for _ in range(3)]
+    await events(fragile_redis, *["asked"] * 3)
+    open_gate(fragile_redis)
+    await events(fragile_redis, "committing")
+    await kill(holder)
+    await events(fragile_redis, "computing")
+    open_gate(fragile_redis)
+    for process in others:
+        assert (await report(process))["answers"] == {EXPECTED: 16}
+    assert computations(fragile_redis) == 1 + 1
+
+
+async def test_a_server_that_is_killed_under_64_callers_is_an_error_that_passes(fragile_redis, start, capsys):
+    processes = [await start(16) for _ in range(4)]
+    await events(fragile_redis, *["asked"] * 4, "computing")
+    fragile_redis.kill()
+    fragile_redis.restart()
+    # the count went with the server; what is computed now, it counts from zero
+    await events(fragile_redis, "computing")
+    open_gate(fragile_redis)
+    outcomes = [await report(process) for process in processes]
+    assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 4
+    assert computations(fragile_redis) == 1
+    tries = sum(outcome["tries"] for outcome in outcomes)
+    assert tries > 64, "somebody was told that the store was away"
+    with capsys.disabled():
+        print(f"\nredis-server killed under 64 callers: {tries} tries, 64 answers, 1 computation since")

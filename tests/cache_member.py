@@ -1,0 +1,86 @@
+"""One process of a cluster that shares a cache: `python cache_member.py URL LEASE_MS CLIENTS STOP_AT`, for tests to kill.
+
+CLIENTS callers ask for one key at once. The process tells what happens by pushing "<event> <pid>" onto the list
+`test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts itself in
+`test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process pushes
+"committing" when the blob is there, and goes no further. Prints one JSON object: answers by artifact hash, and tries.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from typing import Any, Never
+
+import redis.asyncio
+
+from maskfeed_automata.errors import StoreUnavailable
+from maskfeed_cache.connection import Timeouts, backoff_s
+from maskfeed_cache.fence import IndexEntry, Layer
+from maskfeed_cache.flight import Report
+from maskfeed_cache.redis_index import RedisIndex
+from maskfeed_cache.redis_store import RedisBlobStore
+from maskfeed_cache.shared_cache import SharedCache
+
+__all__ = ["ARTIFACT", "COMPUTATIONS", "EVENTS", "GATE"]
+
+ARTIFACT = b"what everybody asks for"
+EVENTS, COMPUTATIONS, GATE = "test:events", "test:computations", "test:gate"
+
+
+class StoppingIndex(RedisIndex):
+    """Tells that it is about to commit, and never does."""
+
+    def __init__(self, url: str, tell: Any) -> None:
+        super().__init__(url)
+        self._tell = tell
+
+    async def commit(self, *arguments: Any, **options: Any) -> Never:
+        await self._tell("committing")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
+    client: Any = redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=None)
+    store = RedisBlobStore(url)
+
+    async def tell(event: str) -> None:
+        await client.rpush(EVENTS, f"{event} {os.getpid()}")
+
+    async def compute(report: Report) -> IndexEntry:
+        await client.incr(COMPUTATIONS)
+        await tell("computing")
+        await client.blpop([GATE], timeout=0)
+        return IndexEntry(await asyncio.to_thread(store.put, ARTIFACT), len(ARTIFACT))
+
+    index = StoppingIndex(url, tell) if stop_at == "commit" else RedisIndex(url, timeouts=Timeouts(2.0, 10.0))
+    cache = SharedCache(index, Layer.SETS, clock=asyncio.get_running_loop(), lease_ms=lease_ms)
+    cache.start()
+    tries: Counter[str] = Counter()
+
+    async def ask() -> str:
+        for wait_s in backoff_s():
+            tries["all"] += 1
+            try:
+                found = await cache.get("key", compute)
+            except (StoreUnavailable, redis.ConnectionError):
+                # what a client of the gateway does with an error that says it can be retried
+                await asyncio.sleep(wait_s)
+            else:
+                return found.entry.artifact_hash
+        raise AssertionError
+
+    asking = [asyncio.create_task(ask()) for _ in range(n_clients)]
+    await asyncio.sleep(0)
+    await tell("asked")
+    answers = Counter(await asyncio.gather(*asking))
+    print(json.dumps({"answers": answers, "tries": tries["all"]}), flush=True)
+    await cache.close()
+    await index.close()
+    await client.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
