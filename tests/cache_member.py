@@ -1,8 +1,8 @@
-"""One process of a cluster that shares a cache: `python cache_member.py URL LEASE_MS CLIENTS STOP_AT`, for tests to kill.
+"""A process of a cluster that shares a cache, to be killed: `python cache_member.py URL LEASE_MS CLIENTS STOP_AT`.
 
 CLIENTS callers ask for one key at once. The process tells what happens by pushing "<event> <pid>" onto the list
-`test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts itself in
-`test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process pushes
+`test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts
+itself in `test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process pushes
 "committing" when the blob is there, and goes no further. Prints one JSON object: answers by artifact hash, and tries.
 """
 

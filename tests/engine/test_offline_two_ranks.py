@@ -1,4 +1,4 @@
-"""Two ranks offline: each compiles inline candidates for itself, and the comparison of their masks sees a single bit."""
+"""Two ranks offline: each compiles inline candidates for itself; the comparison of their masks sees a single bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Mixed traffic through a gateway: fresh sets, several answers to one request, free text, long prompts, clients that leave.
+"""Mixed traffic through a gateway: fresh sets, several answers a request, free text, long prompts, clients that leave.
 
 Whatever comes back with status 200 is checked on its token bytes; what comes back otherwise is counted by its error
 code, and the caller says whether there may be any.

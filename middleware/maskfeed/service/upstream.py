@@ -27,7 +27,7 @@ def client_session(*, silence_timeout_s: float) -> aiohttp.ClientSession:
         silence_timeout_s: longest time without a byte from the server.
     """
     return aiohttp.ClientSession(
-        # shorter than servers keep an idle connection (vLLM: 5 s): one that is used while it is closed is a lost request
+        # shorter than servers keep an idle connection (vLLM: 5 s): used while it is closed, it loses the request
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_timeout_s),
         auto_decompress=False,
