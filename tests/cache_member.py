@@ -2,8 +2,9 @@
 
 CLIENTS callers ask for one key at once. The process tells what happens by pushing "<event> <pid>" onto the list
 `test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts
-itself in `test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process pushes
-"committing" when the blob is there, and goes no further. Prints one JSON object: answers by artifact hash, and tries.
+itself in `test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process
+pushes "committing" when the blob is there, and goes no further. Prints one JSON object: answers by artifact hash, and
+tries.
 """
 
 import asyncio

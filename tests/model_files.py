@@ -1,4 +1,4 @@
-"""The models that the tests run, made once and kept in `.cache`: SmolLM2-135M-Instruct, and a tiny one for two ranks."""
+"""The models of the tests, made once and kept in `.cache`: SmolLM2-135M-Instruct, and a tiny one for two ranks."""
 
 import os
 import subprocess

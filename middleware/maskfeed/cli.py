@@ -109,17 +109,21 @@ def serve(**given: Any) -> None:
     )
 
     def run(redis_url: str, keep_redis: Callable[[], Awaitable[Never]] | None = None) -> None:
-        click.echo(f"MASKFEED_REDIS_URL={redis_url}")
+        if keep_redis is not None:
+            # for the engine; another's may hold a password, and whoever runs it knows it
+            click.echo(f"MASKFEED_REDIS_URL={redis_url}")
         asyncio.run(
             app.serve(settings, redis_url, announce=lambda url: click.echo(f"MASKFEED_URL={url}"), beside=keep_redis)
         )
 
-    if settings.redis_url is not None:
-        try:
-            check_url(settings.redis_url)
-        except StoreError as error:
-            raise click.UsageError(f"MASKFEED_REDIS_URL or --redis-url: {error.message}") from error
-        run(settings.redis_url)
+    try:
+        address = settings.redis.address
+        if address is not None:
+            check_url(address)
+    except StoreError as error:
+        raise click.UsageError(f"MASKFEED_REDIS_URL or --redis-url: {error.message}") from error
+    if address is not None:
+        run(address)
         return
     if settings.compiler == "ray" and (settings.ray.address or os.environ.get("RAY_ADDRESS")):
         raise click.UsageError("actors of a Ray cluster can't reach a private Redis: give --redis-url, too")

@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from maskfeed_automata.errors import ParameterError
+from maskfeed_cache.connection import with_credentials
 from maskfeed_cache.keys import Keyspace
 
 __all__ = [
@@ -44,6 +45,29 @@ def _setting(
     default: Any, doc: str, *, minimum: int | None = None, maximum: int | None = None, secret: bool = False
 ) -> Any:
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum}, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """The Redis of cache, feed and named lists."""
+
+    url: str | None = _setting(
+        None,
+        "Redis that the engine uses too (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `rediss+cluster://`). "
+        "Without it, a private redis-server is started.",
+        secret=True,
+    )
+    username: str | None = _setting(None, "ACL user for that Redis, if the URL names none.")
+    password: str | None = _setting(None, "Password for that Redis, if the URL has none.", secret=True)
+
+    @property
+    def address(self) -> str | None:
+        """The URL with user and password in it; None where a private redis-server is to be started.
+
+        Raises:
+            StoreError: the URL names a user or password of its own as well.
+        """
+        return None if self.url is None else with_credentials(self.url, username=self.username, password=self.password)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +134,6 @@ class GatewaySettings:
     """What `maskfeed serve` can be told. Units are in the names."""
 
     upstream_url: str = _setting("http://127.0.0.1:8000", "Base URL of the vLLM server, without `/v1`.")
-    redis_url: str | None = _setting(
-        None, "Redis that the engine uses too. Without it, a private redis-server is started."
-    )
     group: str = _setting("default", "Engine group behind `upstream_url`.")
     host: str = _setting("127.0.0.1", "Address to listen on.")
     port: int = _setting(8080, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65_535)
@@ -139,6 +160,7 @@ class GatewaySettings:
     admin_key: str | None = _setting(
         None, "Bearer token for `POST /v1/cache/clear`; without it the route is closed.", secret=True
     )
+    redis: RedisSettings = field(default_factory=RedisSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     compile: CompileSettings = field(default_factory=CompileSettings)
@@ -185,6 +207,7 @@ class GatewaySettings:
 
 # settings that have a role of their own, by the first word of their variables
 _ROLES: Final[Mapping[str, type[Any]]] = {
+    "redis": RedisSettings,
     "queue": QueueSettings,
     "cache": CacheSettings,
     "compile": CompileSettings,

@@ -49,14 +49,15 @@ def build_app(arguments: Mapping[str, Any]) -> serve.Application:
     if unknown:
         raise ParameterError(f"no such setting: {', '.join(unknown)}", field=unknown[0])
     settings = GatewaySettings.from_mapping({f"{ENVIRONMENT_PREFIX}COMPILER": "ray", **os.environ, **given})
-    if settings.redis_url is None:
+    address = settings.redis.address
+    if address is None:
         raise ParameterError("a gateway in Ray Serve needs a Redis that all nodes reach", field="redis_url")
     deployment = serve.deployment(
         name="Gateway",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=settings.drain_timeout_s + _CLOSING_S,
     )
-    return deployment(Gateway).bind(settings, settings.redis_url)
+    return deployment(Gateway).bind(settings, address)
 
 
 class Gateway:

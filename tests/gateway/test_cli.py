@@ -240,7 +240,7 @@ async def test_a_gateway_that_is_told_to_stop_lets_running_requests_end(redis_ur
         engine = await stack.enter_async_context(an_engine(redis_url))
         gateway = await stack.enter_async_context(served("--redis-url", redis_url, "--upstream", engine.url))
         url = await asyncio.to_thread(gateway.read_until, "MASKFEED_URL")
-        assert gateway.printed["MASKFEED_REDIS_URL"] == redis_url
+        assert "MASKFEED_REDIS_URL" not in gateway.printed, "it may hold a password"
         session = await stack.enter_async_context(aiohttp.ClientSession(url))
         await asyncio.to_thread(gateway.log_until, "group-ready")
         engine.faults.hangs = True

@@ -7,7 +7,7 @@ import pytest
 
 from maskfeed.cli import main
 from maskfeed.config import GatewaySettings, settings_document
-from maskfeed_automata.errors import ParameterError
+from maskfeed_automata.errors import ParameterError, StoreError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -31,6 +31,8 @@ def test_every_setting_can_be_read_from_the_environment():
     given = {
         "MASKFEED_UPSTREAM_URL": "https://engine",
         "MASKFEED_REDIS_URL": "redis://h",
+        "MASKFEED_REDIS_USERNAME": "u",
+        "MASKFEED_REDIS_PASSWORD": "p",
         "MASKFEED_GROUP": "g",
         "MASKFEED_HOST": "::",
         "MASKFEED_PORT": "0",
@@ -121,3 +123,19 @@ def test_no_key_is_in_the_text_of_the_settings():
 
 def test_the_page_of_the_documentation_is_the_generated_one():
     assert DOCUMENT.read_text() == settings_document()
+
+
+def test_user_and_password_of_the_settings_come_into_the_address_of_redis_and_into_no_repr():
+    settings = GatewaySettings.from_mapping(
+        {
+            "MASKFEED_REDIS_URL": "redis://redis:6379/0",
+            "MASKFEED_REDIS_USERNAME": "gateway",
+            "MASKFEED_REDIS_PASSWORD": "s:crét",
+        }
+    )
+    assert settings.redis.address == "redis://gateway:s%3Acr%C3%A9t@redis:6379/0"
+    assert "crét" not in repr(settings)
+    assert GatewaySettings().redis.address is None
+    twice = settings.with_overrides(redis_url="redis://other:word@redis:6379/0")
+    with pytest.raises(StoreError):
+        _ = twice.redis.address

@@ -46,18 +46,19 @@ class Finding:
 async def examine(settings: GatewaySettings) -> list[Finding]:
     """Make all checks that these settings call for, in the order in which things depend on each other."""
     findings = [_look_at_python(), _look_at_local_vllm()]
-    if settings.redis_url is None:
+    address = settings.redis.address
+    if address is None:
         findings.append(_look_for_program())
     else:
-        findings.append(await _look_for_redis(settings.redis_url))
+        findings.append(await _look_for_redis(address))
     if settings.compiler == "ray":
         findings.append(await asyncio.to_thread(_look_for_ray, settings))
     headers = _headers(settings)
     async with client_session(silence_timeout_s=_TIMEOUT_S) as session:
         upstream = HttpUpstream(session, settings.upstream_url)
         findings.append(await _look_for_upstream(upstream, headers))
-        if settings.redis_url is not None:
-            findings += await _look_for_engines(settings.redis_url, settings.group, upstream, headers)
+        if address is not None:
+            findings += await _look_for_engines(address, settings.group, upstream, headers)
     return findings
 
 

@@ -5,8 +5,9 @@ can be sent to another process.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from maskfeed.config import CacheSettings
+from maskfeed.config import MAX_DEADLINE_MS, CacheSettings
 from maskfeed_cache.fence import Layer
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.named_sets import NamedSetLimits
@@ -15,6 +16,9 @@ from maskfeed_cache.redis_named_sets import RedisNamedSets
 from maskfeed_cache.redis_store import RedisBlobStore
 
 __all__ = ["StoreSettings"]
+
+# Longer than any pin: a request may hold one for its whole deadline.
+_MIN_BLOB_LIFE_S: Final = 2 * MAX_DEADLINE_MS // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +64,4 @@ class StoreSettings:
 
     @property
     def _blob_life_s(self) -> int:
-        return 2 * self.cache.entry_life_s
+        return max(2 * self.cache.entry_life_s, _MIN_BLOB_LIFE_S)
