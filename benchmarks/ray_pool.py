@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -43,6 +44,11 @@ def tell(what: str, values_ms: list[float]) -> None:
     print(f"{what:<44} p50 {median(values_ms):8.2f}   p90 {p90:8.2f}   worst {worst:8.2f} ms   of {len(values_ms)}")
 
 
+async def until(condition: Callable[[], bool], pause_s: float = 0.05) -> None:
+    while not condition():  # noqa: ASYNC110 (a pool tells nobody when an actor is back)
+        await asyncio.sleep(pause_s)
+
+
 async def measure(compiler: RayCompiler, vocabulary: Vocabulary, n_sets: int) -> None:
     began = time.perf_counter()
     await compiler.warm(vocabulary.fingerprint)
@@ -64,13 +70,11 @@ async def measure(compiler: RayCompiler, vocabulary: Vocabulary, n_sets: int) ->
 async def lose_actors(compiler: RayCompiler, vocabulary: Vocabulary, n_deaths: int = 5) -> None:
     with_death, back, memory = [], [], []
     for number in range(n_deaths):
-        while not all(member.is_warm for member in compiler.members):
-            await asyncio.sleep(0.05)
+        await until(lambda: all(member.is_warm for member in compiler.members))
         job = job_for(vocabulary, 100_000, 1_000 + number)
         began = time.perf_counter()
         running = asyncio.create_task(compiler.compile(job))
-        while not any(member.in_flight for member in compiler.members):
-            await asyncio.sleep(0)
+        await until(lambda: any(member.in_flight for member in compiler.members), pause_s=0)
         (victim,) = (member for member in compiler.members if member.in_flight)
         assert victim.report is not None
         memory.append(victim.report.memory_bytes / 2**20)
@@ -78,8 +82,7 @@ async def lose_actors(compiler: RayCompiler, vocabulary: Vocabulary, n_deaths: i
         result = await running
         with_death.append((time.perf_counter() - began) * 1000)
         assert result.artifact_hash == hash_blob(build(vocabulary, job.candidate_set).to_bytes())
-        while not all(member.is_warm for member in compiler.members):
-            await asyncio.sleep(0.05)
+        await until(lambda: all(member.is_warm for member in compiler.members))
         (after,) = (member for member in compiler.members if member.name == victim.name)
         assert after.restart_to_warm_ms is not None
         back.append(after.restart_to_warm_ms)

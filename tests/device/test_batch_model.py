@@ -109,5 +109,5 @@ class Batch(RuleBasedStateMachine):
             self.runner.remove(request)
 
 
-Batch.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+Batch.TestCase.settings = settings(max_examples=6, stateful_step_count=30, deadline=None)
 TestBatch = Batch.TestCase

@@ -21,7 +21,8 @@ def check_all(made: list[Request], outcome: dict, vocabulary) -> int:
     return len(made)
 
 
-@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_every_answer_is_a_candidate_with_async_scheduling_off_and_on(run_offline, vocabulary, async_scheduling):
     made = requests(78, seed=1)
     outcome = run_offline([job(r) for r in made], async_scheduling=async_scheduling)
@@ -30,6 +31,7 @@ def test_every_answer_is_a_candidate_with_async_scheduling_off_and_on(run_offlin
     assert outcome["observed"]["empty_steps"] == 0
 
 
+@pytest.mark.full
 def test_the_same_check_fails_once_the_mask_lets_everything_through(run_offline, vocabulary):
     made = requests(26, seed=2)
     outcome = run_offline([job(r, max_tokens=32) for r in made], processor="permissive")
@@ -90,7 +92,8 @@ def test_chunked_prefill_prefix_caching_and_n_leave_every_answer_right(run_offli
             check_answer(request, vocabulary, answer["token_ids"], (outcome["eos"],))
 
 
-@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_preemption_under_a_tiny_cache_leaves_every_answer_right(run_offline, vocabulary, async_scheduling):
     # Long answers, so that the cache runs out while they are being written.
     words = "alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima".split()

@@ -13,7 +13,7 @@ from divergence import FOLDER_VARIABLE, read_counts
 from engine_server import EngineServer
 from model_files import tiny_model_directory
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.full]
 
 HERE = Path(__file__).resolve().parent
 

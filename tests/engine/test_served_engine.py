@@ -46,7 +46,7 @@ async def events(http: aiohttp.ClientSession, url: str, body: dict) -> list[dict
     return [json.loads(p) for p in payloads[:-1]]
 
 
-@pytest.mark.parametrize("n_answers", [520, pytest.param(2_080, marks=pytest.mark.full)])
+@pytest.mark.parametrize("n_answers", [260, pytest.param(2_080, marks=pytest.mark.full)])
 async def test_every_fresh_set_gets_one_of_its_members_back(stack, http, vocabulary, capsys, n_answers):
     made = requests(n_answers, seed=11)
     room = asyncio.Semaphore(32)
@@ -197,6 +197,7 @@ async def test_requests_without_candidates_pass_through_unchanged(stack, http):
     assert "maskfeed" not in through
 
 
+@pytest.mark.full
 async def test_an_engine_without_the_plugin_is_never_used_for_candidates(stack, http):
     with EngineServer() as plain:
         # Alone in its group nobody has registered; in the other's group a live engine has, but the URL leads elsewhere.

@@ -49,6 +49,7 @@ def test_the_openai_client_example_gets_one_of_its_tools(stack: Stack):
 
 
 @pytest.mark.engine
+@pytest.mark.full
 def test_the_offline_example_answers_each_question_from_its_own_list():
     fruit, planet = answers_in(run_example("03_vllm_offline.py", str(smollm2_directory())))
     assert fruit in {"granite", "apple", "hammer"}

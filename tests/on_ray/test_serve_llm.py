@@ -41,7 +41,7 @@ def test_serve_llm_answers_within_each_set(
             f"{url}/llm/v1/completions",
             json={"model": model.name, "prompt": "x", "max_tokens": 1, "vllm_xargs": {"maskfeed": "mf1:wrong"}},
         )
-    assert all(answer["candidate"] in answer["asked"] for answer in answers)
+    assert all(answer["candidate"] in answer["asked"] and answer["ready_ms"] > 0 for answer in answers)
     # whoever goes past the gateway with a handle that is none is refused before the engine
     assert direct.status_code == 400, direct.text
     print(f"\nRay Serve LLM, TP {tensor_parallel_size}: {N_SETS} sets, whole request {_summary(answers, 'whole_ms')}")

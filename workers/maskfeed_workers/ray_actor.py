@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import ray
+
 from maskfeed_automata import warm_kernels
 from maskfeed_cache.fence import LayerUsage
 from maskfeed_workers.compiler import CompileJob, CompileResult

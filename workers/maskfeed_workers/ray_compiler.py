@@ -8,9 +8,9 @@ result or one typed error, however many actors die under it. For one event loop.
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -19,6 +19,7 @@ from maskfeed_cache.fence import LayerUsage
 from maskfeed_workers.compiler import CompileJob, CompileResult
 from maskfeed_workers.ray_actor import ActorPlan, ActorReport
 from maskfeed_workers.ray_member import MAX_DEATHS, ActorLost, Member, share
+from maskfeed_workers.ray_places import Places
 
 __all__ = ["MemberStatus", "RayCompiler"]
 
@@ -48,12 +49,6 @@ class MemberStatus:
     report: ActorReport | None
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    fingerprint: str
-    granted: asyncio.Future[Member]
-
-
 class RayCompiler:
     """A `Compiler` in actors. Ray must be connected, and stay so until `close` has returned.
 
@@ -66,25 +61,25 @@ class RayCompiler:
     """
 
     def __init__(self, plan: ActorPlan, *, pool: str, size: int, report_s: float = _REPORT_S) -> None:
-        self._threads = plan.threads
         self._parallelism = plan.threads * size
         # the vocabularies that were warmed last
         self._wanted: OrderedDict[str, None] = OrderedDict()
-        self._waiters: deque[_Waiter] = deque()
         self._n_open_jobs = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_closed = False
         self._warmings: set[asyncio.Task[None]] = set()
         gateway = secrets.token_hex(8)
-        self._members = [
+        self._members: list[Member] = []
+        self._places = Places(self._members, plan.threads)
+        self._members += [
             Member(
                 f"{pool}-{number}",
                 plan,
                 gateway=gateway,
                 report_s=report_s,
                 wanted=self._wanted.keys(),
-                on_change=self._hand_out,
+                on_change=self._places.hand_out,
             )
             for number in range(size)
         ]
@@ -133,7 +128,7 @@ class RayCompiler:
         with self._counted():
             shared = await share(job)
             for _ in range(MAX_DEATHS):
-                async with self._place(job.fingerprint) as member:
+                async with self._places.take(job.fingerprint) as member:
                     try:
                         return await member.compile(shared, job.fingerprint)
                     except ActorLost as error:
@@ -160,7 +155,7 @@ class RayCompiler:
         for task in self._warmings:
             task.cancel()
         await asyncio.gather(*(member.leave() for member in self._members))
-        self._members = []
+        self._members.clear()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -176,47 +171,6 @@ class RayCompiler:
             self._n_open_jobs -= 1
             if not self._n_open_jobs:
                 self._is_idle.set()
-
-    @asynccontextmanager
-    async def _place(self, fingerprint: str) -> AsyncIterator[Member]:
-        """A thread of a warm actor, in order of asking."""
-        waiter = _Waiter(fingerprint, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        self._hand_out()
-        try:
-            yield await waiter.granted
-        finally:
-            if not waiter.granted.done() or waiter.granted.cancelled():
-                self._waiters.remove(waiter)
-            elif waiter.granted.exception() is None:
-                # given, also where the waiter was cancelled in the same moment
-                waiter.granted.result().in_flight -= 1
-                self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Give free threads to those who wait."""
-        while self._waiters:
-            member = self._best(self._waiters[0].fingerprint)
-            if member is not None:
-                member.in_flight += 1
-                self._waiters.popleft().granted.set_result(member)
-            elif (failure := self._failure()) is not None:
-                self._waiters.popleft().granted.set_exception(failure)
-            else:
-                return
-
-    def _best(self, fingerprint: str) -> Member | None:
-        """Of the warm actors with a free thread the one that has the vocabulary; of several, the least loaded."""
-        free = [member for member in self._members if member.is_warm and member.in_flight < self._threads]
-        return min(free, key=lambda member: (not member.holds(fingerprint), member.in_flight), default=None)
-
-    def _failure(self) -> CompileFailed | None:
-        """Why no actor will take work, if none does."""
-        failures = [member.failure for member in self._members]
-        first = failures[0]
-        if first is None or not all(failures):
-            return None
-        return CompileFailed(first.message, **first.context)
 
     def _want(self, fingerprint: str) -> None:
         self._wanted[fingerprint] = None

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+import ray
 from ray.exceptions import ObjectStoreFullError, RayActorError, RayError, RayTaskError
 
-import ray
 from maskfeed_automata.errors import CapacityError, CompileFailed, MaskfeedError, StoreError
 from maskfeed_cache.connection import backoff_s
 from maskfeed_cache.fence import LayerUsage
@@ -81,6 +81,7 @@ class Member:
         # warm, or known not to start
         self._is_settled = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._live(), name=name)
+        self._task.add_done_callback(self._stopped)
 
     def holds(self, fingerprint: str) -> bool:
         """Whether the vocabulary was in memory when the actor was last seen."""
@@ -164,8 +165,8 @@ class Member:
             except (ActorLost, MaskfeedError, TimeoutError) as error:
                 if self.is_warm:
                     self._lose()
-                    continue
-                n_failed_starts = MAX_DEATHS if isinstance(error, TimeoutError) else n_failed_starts + 1
+                else:
+                    n_failed_starts = MAX_DEATHS if isinstance(error, TimeoutError) else n_failed_starts + 1
                 if n_failed_starts >= MAX_DEATHS:
                     self._give_up(error, n_failed_starts)
             await asyncio.sleep(next(waits_s))
@@ -190,6 +191,12 @@ class Member:
         self._on_change()
 
     def _find_or_make(self) -> Any:
+        try:
+            return self._find_or_make_actor()
+        except (RayError, RuntimeError, ValueError) as error:
+            raise CompileFailed(f"Ray failed: {type(error).__name__}", stage="actor") from error
+
+    def _find_or_make_actor(self) -> Any:
         actor = ray.remote(CompileActor).options(
             name=self.name,
             namespace=NAMESPACE,
@@ -225,6 +232,16 @@ class Member:
             reason = str(error.__cause__).strip().rpartition("\n")[2].strip()
         self.failure = CompileFailed(f"{self.name} does not start: {reason}", stage="actor", attempts=n_failed_starts)
         _LOG.error("event=compile-actor-does-not-start name=%s reason=%r", self.name, reason, exc_info=error)
+        self._is_settled.set()
+        self._on_change()
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        # a defect: without its watcher the actor must not get work
+        _LOG.error("event=compile-actor-not-watched name=%s", self.name, exc_info=task.exception())
+        self.is_warm = False
+        self.failure = CompileFailed(f"{self.name} is no longer watched; the log says why", stage="actor")
         self._is_settled.set()
         self._on_change()
 
