@@ -3,13 +3,14 @@
 CLIENTS callers ask for one key at once. The process tells what happens by pushing "<event> <pid>" onto the list
 `test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts
 itself in `test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process
-pushes "committing" when the blob is there, and goes no further. Prints one JSON object: answers by artifact hash, and
-tries.
+pushes "committing" when the blob is there, and goes no further; with "mid-commit" it freezes the server, and then sends
+the commit. Prints one JSON object: answers by artifact hash, tries, and what became of its computations.
 """
 
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from typing import Any, Never
@@ -18,11 +19,11 @@ import redis.asyncio
 
 from maskfeed_automata.errors import StoreUnavailable
 from maskfeed_cache.connection import Timeouts, backoff_s
-from maskfeed_cache.fence import IndexEntry, Layer
+from maskfeed_cache.fence import Commit, IndexEntry, Layer, Lease, Pin
 from maskfeed_cache.flight import Report
 from maskfeed_cache.redis_index import RedisIndex
 from maskfeed_cache.redis_store import RedisBlobStore
-from maskfeed_cache.shared_cache import SharedCache
+from maskfeed_cache.shared_cache import Outcome, SharedCache
 
 __all__ = ["ARTIFACT", "COMPUTATIONS", "EVENTS", "GATE"]
 
@@ -43,6 +44,24 @@ class StoppingIndex(RedisIndex):
         raise AssertionError
 
 
+class FreezingIndex(RedisIndex):
+    """Freezes the server just before its first commit is sent."""
+
+    def __init__(self, url: str, tell: Any, client: Any) -> None:
+        super().__init__(url, timeouts=Timeouts(2.0, 10.0))
+        self._tell = tell
+        self._observer = client
+        self._is_first = True
+
+    async def commit(self, lease: Lease, entry: IndexEntry, *, pin: Pin | None = None) -> Commit:
+        if self._is_first:
+            self._is_first = False
+            server = int((await self._observer.info("server"))["process_id"])
+            await self._tell("committing")
+            os.kill(server, signal.SIGSTOP)
+        return await super().commit(lease, entry, pin=pin)
+
+
 async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=None)
     store = RedisBlobStore(url)
@@ -56,8 +75,19 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
         await client.blpop([GATE], timeout=0)
         return IndexEntry(await asyncio.to_thread(store.put, ARTIFACT), len(ARTIFACT))
 
-    index = StoppingIndex(url, tell) if stop_at == "commit" else RedisIndex(url, timeouts=Timeouts(2.0, 10.0))
-    cache = SharedCache(index, Layer.SETS, clock=asyncio.get_running_loop(), lease_ms=lease_ms)
+    index: RedisIndex = RedisIndex(url, timeouts=Timeouts(2.0, 10.0))
+    if stop_at == "commit":
+        index = StoppingIndex(url, tell)
+    elif stop_at == "mid-commit":
+        index = FreezingIndex(url, tell, client)
+    outcomes: Counter[Outcome] = Counter()
+    cache = SharedCache(
+        index,
+        Layer.SETS,
+        clock=asyncio.get_running_loop(),
+        lease_ms=lease_ms,
+        observe=lambda outcome: outcomes.update([outcome]),
+    )
     cache.start()
     tries: Counter[str] = Counter()
 
@@ -77,7 +107,7 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
     await asyncio.sleep(0)
     await tell("asked")
     answers = Counter(await asyncio.gather(*asking))
-    print(json.dumps({"answers": answers, "tries": tries["all"]}), flush=True)
+    print(json.dumps({"answers": answers, "tries": tries["all"], "outcomes": outcomes}), flush=True)
     await cache.close()
     await index.close()
     await client.aclose()

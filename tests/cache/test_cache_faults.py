@@ -138,6 +138,48 @@ async def test_a_holder_that_is_killed_between_blob_and_commit_costs_one_more_co
     assert computations(fragile_redis) == 1 + 1
 
 
+async def test_a_holder_that_is_frozen_past_its_lease_is_refused_and_still_answers_its_own_callers(
+    fragile_redis, start, capsys
+):
+    holder = await start(16)
+    await events(fragile_redis, "asked", "computing")
+    others = [await start(16) for _ in range(3)]
+    await events(fragile_redis, *["asked"] * 3)
+    os.kill(holder.pid, signal.SIGSTOP)
+    await events(fragile_redis, "computing")
+    # the frozen one waits for longer and is served first; it does not know yet
+    open_gate(fragile_redis)
+    open_gate(fragile_redis)
+    outcomes = [await report(process) for process in others]
+    assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 3
+    os.kill(holder.pid, signal.SIGCONT)
+    late = await report(holder)
+    assert (late["answers"], late["outcomes"]) == ({EXPECTED: 16}, {"lost": 1})
+    assert sum((Counter(outcome["outcomes"]) for outcome in outcomes), Counter()) == {"indexed": 1}
+    assert computations(fragile_redis) == 1 + 1
+    with capsys.disabled():
+        print("\n64 callers in 4 processes, the holder frozen past its lease: 2 computations, 1 indexed, 64 answers")
+
+
+async def test_a_server_that_is_killed_in_mid_commit_is_an_error_that_passes(fragile_redis, start, capsys):
+    holder = await start(16, stop_at="mid-commit")
+    await events(fragile_redis, "asked", "computing")
+    others = [await start(16) for _ in range(3)]
+    await events(fragile_redis, *["asked"] * 3)
+    open_gate(fragile_redis)
+    await events(fragile_redis, "committing")
+    fragile_redis.kill()
+    fragile_redis.restart()
+    await events(fragile_redis, "computing")
+    open_gate(fragile_redis)
+    outcomes = [await report(process) for process in (holder, *others)]
+    assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 4
+    assert computations(fragile_redis) == 1
+    with capsys.disabled():
+        tries = sum(outcome["tries"] for outcome in outcomes)
+        print(f"\nredis-server killed in mid-commit under 64 callers: {tries} tries, 64 answers, 1 computation since")
+
+
 async def test_a_server_that_is_killed_under_64_callers_is_an_error_that_passes(fragile_redis, start, capsys):
     processes = [await start(16) for _ in range(4)]
     await events(fragile_redis, *["asked"] * 4, "computing")
