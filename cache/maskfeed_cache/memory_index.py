@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from maskfeed_automata.errors import CapacityError, LimitExceeded, StoreUnavailable
+from maskfeed_automata.errors import StoreUnavailable
 from maskfeed_cache.fence import (
     Acquired,
     Cleared,
@@ -37,6 +37,7 @@ from maskfeed_cache.fence import (
 )
 from maskfeed_cache.keys import BLOB_GRACE_S, INDEX_TTL_S
 from maskfeed_cache.memory_store import MemoryBlobStore
+from maskfeed_cache.store import all_is_pinned, over_limit
 
 __all__ = ["MemoryIndex"]
 
@@ -292,12 +293,7 @@ class MemoryIndex:
         if limit is None:
             return
         if size > limit:
-            raise LimitExceeded(
-                f"the artifact has {size} bytes, and the cache of {item.layer} may hold {limit}",
-                limit=limit,
-                value=size,
-                unit="bytes",
-            )
+            raise over_limit(item.entry, item.layer, limit)
         pinned = self._pinned_items()
         orphaned = self._orphaned_bytes(item.layer) - (size if item in pinned else 0)
         evictable = [
@@ -308,13 +304,8 @@ class MemoryIndex:
         immovable = orphaned + state.bytes - sum(size_bytes for _, _, size_bytes in evictable)
         if immovable + size > limit:
             first_end_s = min(ends_s for _, ends_s in self._pins.values())
-            raise CapacityError(
-                f"{immovable} of {limit} bytes in the cache of {item.layer} are pinned, and {size} more are needed",
-                limit=limit,
-                value=immovable + size,
-                stage="commit",
-                retry_after_s=max(1, round(first_end_s - self._clock())),
-            )
+            wait_s = first_end_s - self._clock()
+            raise all_is_pinned(item.entry, item.layer, limit, immovable_bytes=immovable, wait_s=wait_s)
         for _, key, _ in sorted(evictable, key=lambda candidate: candidate[0]):
             if orphaned + state.bytes + size <= limit:
                 break

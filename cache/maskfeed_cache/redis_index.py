@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maskfeed_automata.errors import CapacityError, CorruptArtifact, LimitExceeded
+from maskfeed_automata.errors import CorruptArtifact
 from maskfeed_cache.connection import DEFAULT_TIMEOUTS, Timeouts, async_store_errors, open_async_client
 from maskfeed_cache.fence import (
     Acquired,
@@ -35,6 +35,7 @@ from maskfeed_cache.fence import (
 from maskfeed_cache.keys import BLOB_GRACE_S, BLOB_TTL_S, INDEX_TTL_S, Keyspace
 from maskfeed_cache.redis_news import decode_fence, read_news
 from maskfeed_cache.scripts import Script, run_script
+from maskfeed_cache.store import all_is_pinned, over_limit
 
 __all__ = ["RedisIndex"]
 
@@ -121,22 +122,10 @@ class RedisIndex:
                 of=(lease.layer, lease.key),
             )
         if verdict == b"large":
-            raise LimitExceeded(
-                f"the artifact has {entry.size_bytes} bytes, and the cache of {lease.layer} may hold {limit}",
-                limit=limit,
-                value=entry.size_bytes,
-                unit="bytes",
-            )
+            raise over_limit(entry, lease.layer, limit)
         if verdict == b"pinned":
             immovable, wait_us = map(int, numbers)
-            raise CapacityError(
-                f"{immovable} of {limit} bytes in the cache of {lease.layer} are pinned, and {entry.size_bytes} more "
-                "are needed",
-                limit=limit,
-                value=immovable + entry.size_bytes,
-                stage="commit",
-                retry_after_s=max(1, round(wait_us / 1e6)),
-            )
+            raise all_is_pinned(entry, lease.layer, limit, immovable_bytes=immovable, wait_s=wait_us / 1e6)
         return Commit(verdict.decode())
 
     async def fail(self, lease: Lease, failure: Failure, *, remember_ms: int) -> bool:

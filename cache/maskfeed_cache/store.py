@@ -9,14 +9,39 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from maskfeed_automata.errors import CapacityError, LimitExceeded
 from maskfeed_cache.fence import Acquired, Commit, Failure, Fence, IndexEntry, Layer, Lease, News, Pin, Usage
 
-__all__ = ["BlobStore", "CacheIndex", "VocabularySource", "hash_blob"]
+__all__ = ["BlobStore", "CacheIndex", "VocabularySource", "all_is_pinned", "hash_blob", "over_limit"]
 
 
 def hash_blob(blob: bytes | memoryview) -> str:
     """Artifact hash: SHA-256 of the bytes as 64 lowercase hex digits."""
     return hashlib.sha256(blob).hexdigest()
+
+
+def over_limit(entry: IndexEntry, layer: Layer, limit: int | None) -> LimitExceeded:
+    """The error of a commit whose artifact alone is over the layer's limit."""
+    return LimitExceeded(
+        f"the artifact has {entry.size_bytes} bytes, and the cache of {layer} may hold {limit}",
+        limit=limit,
+        value=entry.size_bytes,
+        unit="bytes",
+    )
+
+
+def all_is_pinned(
+    entry: IndexEntry, layer: Layer, limit: int | None, *, immovable_bytes: int, wait_s: float
+) -> CapacityError:
+    """The error of a commit for which nothing can make room until a pin ends, in `wait_s`."""
+    return CapacityError(
+        f"{immovable_bytes} of {limit} bytes in the cache of {layer} are pinned, and {entry.size_bytes} more are "
+        "needed",
+        limit=limit,
+        value=immovable_bytes + entry.size_bytes,
+        stage="commit",
+        retry_after_s=max(1, round(wait_s)),
+    )
 
 
 class BlobStore(Protocol):
