@@ -12,6 +12,8 @@ stable `code`, says whether trying again can help, and carries its numbers in `c
     │   ├── UnknownSet              no candidate set of this name
     │   ├── DeletedSet              the named candidate set was deleted
     │   ├── StaleGeneration         the name stands for a newer candidate set than was meant
+    │   ├── NotPermitted            nobody may do this here
+    │   │   └── WrongKey            others may: the key is not the right one
     │   ├── PreconditionFailed      the state of the named candidate set is not the one that was asked for
     │   ├── VocabularyMismatch      an artifact or handle made for another vocabulary
     │   └── HandleError             a handle that can't be read
@@ -52,6 +54,7 @@ __all__ = [
     "InternalInvariant",
     "LimitExceeded",
     "MaskfeedError",
+    "NotPermitted",
     "ParameterError",
     "PreconditionFailed",
     "RankFailure",
@@ -67,6 +70,7 @@ __all__ = [
     "VocabularyError",
     "VocabularyMismatch",
     "WorkerError",
+    "WrongKey",
 ]
 
 Detail = str | int | float | bool | None
@@ -143,6 +147,18 @@ class PreconditionFailed(RequestError):
     """A change that was to be made in another state of the named candidate set. Context: `generation`, 0 for none."""
 
     code = "precondition-failed"
+
+
+class NotPermitted(RequestError):
+    """A change that this gateway lets nobody make."""
+
+    code = "no-admin-key"
+
+
+class WrongKey(NotPermitted):
+    """A change that somebody with another key may make."""
+
+    code = "wrong-admin-key"
 
 
 class VocabularyMismatch(RequestError):

@@ -7,16 +7,16 @@ afterwards holds memory for a while and answers nobody with something old.
 import hmac
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
-from maskfeed.service.http_messages import PARTS, REQUEST_ID, SETTINGS, json_response
+from maskfeed.service.http_messages import PARTS, SETTINGS, json_response
+from maskfeed.service.tenants import bearer_token
+from maskfeed_automata.errors import NotPermitted, WrongKey
 from maskfeed_cache.fence import LayerUsage
 
 __all__ = ["cache_routes"]
-
-_SCHEME: Final = "bearer"
 
 
 def cache_routes() -> list[web.RouteDef]:
@@ -37,9 +37,7 @@ async def _describe(request: web.Request) -> web.Response:
 
 
 async def _clear(request: web.Request) -> web.Response:
-    refusal = _refusal(request)
-    if refusal is not None:
-        return refusal
+    _check_key(request)
     parts = request.app[PARTS]
     fence = await parts.cache.clear()
     await parts.compiler.clear()
@@ -51,29 +49,16 @@ def _figures(usage: LayerUsage, generation: int) -> dict[str, Any]:
     return {"generation": generation, **asdict(usage)}
 
 
-def _refusal(request: web.Request) -> web.Response | None:
-    """The answer to somebody who is not the administrator."""
+def _check_key(request: web.Request) -> None:
+    """Return if it is the administrator who asks.
+
+    Raises:
+        NotPermitted: this gateway has none.
+        WrongKey: it is somebody else.
+    """
     key = request.app[SETTINGS].admin_key
     if key is None:
-        return _problem(
-            request, HTTPStatus.FORBIDDEN, "this gateway has no admin key (MASKFEED_ADMIN_KEY)", "no-admin-key"
-        )
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key.encode())
-    if scheme.lower() == _SCHEME and is_right:
-        return None
-    return _problem(request, HTTPStatus.UNAUTHORIZED, "the bearer token is not the admin key", "wrong-admin-key")
-
-
-def _problem(request: web.Request, status: HTTPStatus, message: str, code: str) -> web.Response:
-    body = {
-        "message": message,
-        "type": "invalid_request_error",
-        "param": None,
-        "code": code,
-        "request_id": request[REQUEST_ID],
-    }
-    headers = {"x-should-retry": "false"}
-    if status is HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return json_response(status, {"error": body}, headers)
+        raise NotPermitted("this gateway has no admin key (MASKFEED_ADMIN_KEY)")
+    given = bearer_token(tuple(request.headers.items())) or b""
+    if not hmac.compare_digest(given, key.encode()):
+        raise WrongKey("the bearer token is not the admin key")

@@ -25,6 +25,7 @@ from maskfeed_automata.errors import (
     InternalInvariant,
     LimitExceeded,
     MaskfeedError,
+    NotPermitted,
     ParameterError,
     PreconditionFailed,
     RankFailure,
@@ -40,6 +41,7 @@ from maskfeed_automata.errors import (
     VocabularyError,
     VocabularyMismatch,
     WorkerError,
+    WrongKey,
 )
 
 __all__ = ["STATUS_BY_ERROR", "engine_refusal", "error_object", "refusal_object", "status_of", "to_response"]
@@ -66,6 +68,8 @@ STATUS_BY_ERROR: Final[Mapping[type[MaskfeedError], int | Callable[[MaskfeedErro
     UnknownSet: 404,
     DeletedSet: 410,
     StaleGeneration: 409,
+    NotPermitted: 403,
+    WrongKey: 401,
     PreconditionFailed: 412,
     # a client of the gateway sends neither handles nor artifacts, so these are ours
     HandleError: 500,
@@ -138,7 +142,7 @@ def to_response(error: MaskfeedError, request_id: str | None) -> tuple[int, dict
         request_id: of the request, repeated in the body.
 
     Returns:
-        Status, headers (`Content-Type`, and `Retry-After` or `x-should-retry: false`), body.
+        Status, headers (`Content-Type`, `Retry-After` or `x-should-retry: false`, `WWW-Authenticate` with 401), body.
     """
     status = status_of(error)
     headers = {"Content-Type": "application/json"}
@@ -146,6 +150,8 @@ def to_response(error: MaskfeedError, request_id: str | None) -> tuple[int, dict
         headers["x-should-retry"] = "false"
     elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers["Retry-After"] = str(error.context.get("retry_after_s", _DEFAULT_RETRY_AFTER_S))
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     return status, headers, msgspec.json.encode(error_object(error, request_id))
 
 

@@ -10,9 +10,22 @@ from typing import Final
 from maskfeed.queue.ticket import DEFAULT_TENANT
 from maskfeed.service.exchange import Headers
 
-__all__ = ["tenant_of"]
+__all__ = ["bearer_token", "tenant_of"]
 
 _SCHEME: Final = "bearer"
+
+
+def bearer_token(headers: Headers) -> bytes | None:
+    """The token as it was sent; None without one.
+
+    Args:
+        headers: the client's.
+    """
+    for name, value in headers:
+        scheme, _, token = value.strip().partition(" ")
+        if name.lower() == "authorization" and scheme.lower() == _SCHEME and token.strip():
+            return token.strip().encode("utf-8", "surrogateescape")
+    return None
 
 
 def tenant_of(headers: Headers) -> str:
@@ -21,8 +34,5 @@ def tenant_of(headers: Headers) -> str:
     Args:
         headers: the client's.
     """
-    for name, value in headers:
-        scheme, _, token = value.strip().partition(" ")
-        if name.lower() == "authorization" and scheme.lower() == _SCHEME and token.strip():
-            return hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
-    return DEFAULT_TENANT
+    token = bearer_token(headers)
+    return DEFAULT_TENANT if token is None else hashlib.sha256(token).hexdigest()
