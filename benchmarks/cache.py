@@ -29,6 +29,7 @@ from names import candidate_names
 from maskfeed_automata import CandidateSet, Vocabulary, compile, warm_kernels
 from maskfeed_cache.connection import open_client
 from maskfeed_cache.fence import Commit, Granted, IndexEntry, Layer
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.private_redis import PrivateRedis
 from maskfeed_cache.redis_index import RedisIndex
 from maskfeed_cache.redis_store import RedisBlobStore
@@ -154,7 +155,8 @@ class SharedTier:
         self.blobs.put_vocabulary(vocabulary.fingerprint, vocabulary.to_bytes())
         self.index = RedisIndex(url, limit_bytes=dict.fromkeys(Layer, LIMIT_BYTES))
         loop = asyncio.get_running_loop()
-        self.sets, self.automata = (SharedCache(self.index, layer, clock=loop) for layer in Layer)
+        self.follower = IndexFollower(self.index, clock=loop)
+        self.sets, self.automata = (SharedCache(self.follower, layer, clock=loop) for layer in Layer)
         self.compiler = ThreadCompiler(self.blobs, self.blobs, 1, automata=self.automata, cache_directory=folder)
 
     async def get(self, candidate_set: CandidateSet) -> tuple[IndexEntry, Source]:
@@ -173,6 +175,7 @@ class SharedTier:
         """Everything, in the order of use."""
         await self.sets.close()
         await self.automata.close()
+        await self.follower.close()
         await self.compiler.close()
         await self.index.close()
         self.blobs.close()
@@ -188,8 +191,7 @@ async def shared_tier(vocabulary: Vocabulary) -> AsyncIterator[SharedTier]:
     ):
         tier = SharedTier(url, vocabulary, Path(folder))
         try:
-            tier.sets.start()
-            tier.automata.start()
+            tier.follower.start()
             await tier.compiler.warm(vocabulary.fingerprint)
             yield tier
         finally:

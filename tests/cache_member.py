@@ -21,6 +21,7 @@ from maskfeed_automata.errors import StoreUnavailable
 from maskfeed_cache.connection import Timeouts, backoff_s
 from maskfeed_cache.fence import Commit, IndexEntry, Layer, Lease, Pin
 from maskfeed_cache.flight import Report
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.redis_index import RedisIndex
 from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_cache.shared_cache import Outcome, SharedCache
@@ -81,14 +82,16 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
     elif stop_at == "mid-commit":
         index = FreezingIndex(url, tell, client)
     outcomes: Counter[Outcome] = Counter()
+    loop = asyncio.get_running_loop()
+    follower = IndexFollower(index, clock=loop)
     cache = SharedCache(
-        index,
+        follower,
         Layer.SETS,
-        clock=asyncio.get_running_loop(),
+        clock=loop,
         lease_ms=lease_ms,
         observe=lambda outcome: outcomes.update([outcome]),
     )
-    cache.start()
+    follower.start()
     tries: Counter[str] = Counter()
 
     async def ask() -> str:
@@ -109,6 +112,7 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
     answers = Counter(await asyncio.gather(*asking))
     print(json.dumps({"answers": answers, "tries": tries["all"], "outcomes": outcomes}), flush=True)
     await cache.close()
+    await follower.close()
     await index.close()
     await client.aclose()
 

@@ -26,6 +26,7 @@ from maskfeed.service.telemetry import Telemetry
 from maskfeed.service.upstream import HttpUpstream, client_session
 from maskfeed_automata import build
 from maskfeed_cache.fence import Layer, LayerUsage
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.memory_broker import MemoryBroker
 from maskfeed_cache.memory_feed import MemoryEngineFeed, MemoryGatewayFeed
 from maskfeed_cache.memory_index import MemoryIndex
@@ -181,9 +182,11 @@ async def gateway_stack(
         executor = stack.enter_context(CountingExecutor())
         telemetry = Telemetry()
         index = MemoryIndex(broker.blobs, clock=clock.time)
-        cache = SharedCache(index, Layer.SETS, clock=clock, observe=telemetry.compiled, new_token=new_nonce)
+        follower = IndexFollower(index, clock=clock)
+        stack.push_async_callback(follower.close)
+        cache = SharedCache(follower, Layer.SETS, clock=clock, observe=telemetry.compiled, new_token=new_nonce)
         stack.push_async_callback(cache.close)
-        cache.start()
+        follower.start()
         await settle()
         queue = CandidateQueue(
             parallelism=parallelism, limit=settings.queue.limit, tenant_limit=settings.queue.tenant_limit

@@ -10,15 +10,14 @@ one key share one flight; flights of several processes are kept apart by the ind
 """
 
 import asyncio
-import logging
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, Final, Never
+from typing import Any, Final
 
-from maskfeed_automata.errors import InternalInvariant, RequestError
+from maskfeed_automata.errors import RequestError
 from maskfeed_cache.clock import Clock, wait_until
 from maskfeed_cache.failures import error_of
 from maskfeed_cache.fence import (
@@ -37,18 +36,14 @@ from maskfeed_cache.fence import (
     Settled,
 )
 from maskfeed_cache.flight import Compute, Flight, Found, Passenger, Report, Source, Step
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.lease_keeping import release, remember, renewed
 from maskfeed_cache.pin_returns import PinReturns
-from maskfeed_cache.store import CacheIndex
-from maskfeed_cache.sweeping import keep_sweeping
 
 __all__ = ["Compute", "Found", "Outcome", "Report", "SharedCache", "Source", "Step"]
 
 _LEASE_MS: Final = 5_000
 _REMEMBER_MS: Final = 5_000
-_SWEEP_EVERY_S: Final = 30.0
-
-_LOG = logging.getLogger("maskfeed.cache")
 
 
 class Outcome(StrEnum):
@@ -71,37 +66,35 @@ class SharedCache:
     """The cache of one layer, seen from one event loop.
 
     Args:
-        index: borrowed; closed by whoever made it.
+        follower: of the index, shared by all layers; borrowed. Until it is started, what others do is not heard of.
         layer: of all keys.
         clock: for waits; an asyncio loop is one.
         lease_ms: life of a lease that nobody renews: after the death of a holder, others wait so long.
         remember_ms: how long a failure that lies in the key is told to others.
-        sweep_every_s: how often blobs that nothing refers to are looked for.
         observe: told what became of each computation; must not raise.
         new_token: 32 fresh hex digits at each call.
     """
 
     def __init__(
         self,
-        index: CacheIndex,
+        follower: IndexFollower,
         layer: Layer,
         *,
         clock: Clock,
         lease_ms: int = _LEASE_MS,
         remember_ms: int = _REMEMBER_MS,
-        sweep_every_s: float = _SWEEP_EVERY_S,
         observe: Callable[[Outcome], None] = lambda outcome: None,
         new_token: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        self._index = index
+        self._follower = follower
+        self._index = follower.index
         self._layer = layer
         self._clock = clock
         self._lease_ms = lease_ms
         self._remember_ms = remember_ms
-        self._sweep_every_s = sweep_every_s
         self._observe = observe
         self._new_token = new_token
-        self._pins = PinReturns(index)
+        self._pins = PinReturns(follower.index)
         # what a new caller may join, by key and the artifact to be replaced
         self._joinable: dict[tuple[str, str | None], Flight] = {}
         # what is under way, whether it may be joined or not
@@ -109,17 +102,7 @@ class SharedCache:
         # flights that have asked for a key, to be told of its news
         self._asking: defaultdict[str, set[Flight]] = defaultdict(set)
         self._background: set[asyncio.Task[Any]] = set()
-        self._followers: list[asyncio.Task[None]] = []
-        self._sweep_wanted = asyncio.Event()
-        self._defect: BaseException | None = None
-
-    def start(self) -> None:
-        """Begin to read the index's news and to sweep. Call once."""
-        sweeping = keep_sweeping(self._index, self._clock, wanted=self._sweep_wanted, every_s=self._sweep_every_s)
-        for work in (self._follow(), sweeping):
-            task = asyncio.get_running_loop().create_task(work)
-            task.add_done_callback(self._stopped)
-            self._followers.append(task)
+        follower.subscribe(self._take)
 
     async def close(self) -> None:
         """Give up what is under way, and give back leases and pins if the index answers. Idempotent."""
@@ -127,10 +110,6 @@ class SharedCache:
             flight.abandon()
         while self._background:
             await asyncio.wait(self._background)
-        for task in self._followers:
-            task.cancel()
-        await asyncio.gather(*self._followers, return_exceptions=True)
-        self._followers.clear()
         await self._pins.close()
 
     async def get(self, key: str, compute: Compute) -> Found:
@@ -166,8 +145,7 @@ class SharedCache:
             StoreUnavailable: the index does not answer.
             MaskfeedError: whatever else `compute` raises.
         """
-        if self._defect is not None:
-            raise InternalInvariant("the cache no longer follows its index") from self._defect
+        self._follower.check()
         passenger = Passenger(report, pin_ms)
         flight = self._joinable.get((key, replaces)) or self._begin(key, compute, replaces)
         flight.board(passenger)
@@ -277,7 +255,7 @@ class SharedCache:
                 raise
         self._observe(Outcome(committed))
         # it may have taken the place of others, whose blobs would fill the store long before the next sweep
-        self._sweep_wanted.set()
+        self._follower.want_sweep()
         return Found(entry, lease.fence, Source.COMPILED)
 
     async def _repair(self, flight: Flight, fence: Fence) -> Found:
@@ -293,11 +271,6 @@ class SharedCache:
         except BaseException as error:
             self._observe(Outcome.FAILED if isinstance(error, Exception) else Outcome.DROPPED)
             raise
-
-    async def _follow(self) -> Never:
-        async for news in self._index.news():
-            self._take(news)
-        raise InternalInvariant("the index's news ended")
 
     def _take(self, news: News) -> None:
         match news:
@@ -320,7 +293,7 @@ class SharedCache:
                 self._close_doors(flight)
         for key in self._asking:
             self._wake(key)
-        self._sweep_wanted.set()
+        self._follower.want_sweep()
         self._pins.flush()
 
     def _in_background(self, work: Coroutine[Any, Any, None] | asyncio.Task[Any]) -> asyncio.Task[Any]:
@@ -328,11 +301,6 @@ class SharedCache:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._defect = task.exception()
-            _LOG.error("event=cache-follower-stopped", exc_info=self._defect)
 
 
 def _is_earlier(fence: Fence, than: Fence) -> bool:

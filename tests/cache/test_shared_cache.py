@@ -17,6 +17,7 @@ from maskfeed_automata.errors import (
     StoreUnavailable,
 )
 from maskfeed_cache.fence import Failure, Granted, IndexEntry, Layer
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.memory_index import MemoryIndex
 from maskfeed_cache.memory_store import MemoryBlobStore
 from maskfeed_cache.shared_cache import Outcome, SharedCache, Source
@@ -64,10 +65,12 @@ class Cluster:
         self.outcomes = []
         self.tokens = itertools.count(1)
         self.caches = []
+        self.followers = []
 
     def open(self, index=None):
+        follower = IndexFollower(index or self.index, clock=self.clock)
         cache = SharedCache(
-            index or self.index,
+            follower,
             Layer.SETS,
             clock=self.clock,
             lease_ms=LEASE_MS,
@@ -75,8 +78,9 @@ class Cluster:
             observe=self.outcomes.append,
             new_token=lambda: f"{next(self.tokens):032x}",
         )
-        cache.start()
+        follower.start()
         self.caches.append(cache)
+        self.followers.append(follower)
         return cache
 
     async def usage(self):
@@ -97,8 +101,8 @@ async def a_cluster(**index_options):
     finally:
         cluster.compute.gate.set()
         async with asyncio.timeout(5):
-            for cache in cluster.caches:
-                await cache.close()
+            for opened in (*cluster.caches, *cluster.followers):
+                await opened.close()
     assert cluster.clock.n_planned == 0
 
 
@@ -253,8 +257,7 @@ async def test_news_that_is_lost_costs_a_waiter_no_more_than_a_lease(cluster, ca
     lease = await cluster.another_holder()
     waiting = begin(cache, cluster.compute)
     await settle()
-    for task in cache._followers:
-        task.cancel()
+    await cluster.followers[-1].close()
     await settle()
     await cluster.index.commit(lease, IndexEntry(cluster.blobs.put(b"theirs"), 6))
     await settle()
@@ -353,8 +356,7 @@ async def test_who_comes_after_a_lost_lease_asks_for_himself(cluster, cache):
     await settle()
     fence = await cluster.index.clear()
     # the news of it is on its way; the heartbeat is quicker here
-    for task in cache._followers:
-        task.cancel()
+    await cluster.followers[-1].close()
     cluster.clock.advance(LEASE_MS / 3000)
     await settle()
     second = begin(cache, cluster.compute)

@@ -7,6 +7,7 @@ import pytest
 
 from index_stores import INDEX_KINDS, IndexServers, IndexStore
 from maskfeed_cache.fence import IndexEntry, Layer
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.scripts import Script
 from maskfeed_cache.shared_cache import Report, SharedCache
 from seed_interleaving import run_seed_interleaving
@@ -20,7 +21,16 @@ class SharedDriver:
     def __init__(self, store: IndexStore, layer: Layer) -> None:
         self._store = store
         self._layer = layer
-        self.cache = SharedCache(store.index, layer, clock=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._follower = IndexFollower(store.index, clock=loop)
+        self.cache = SharedCache(self._follower, layer, clock=loop)
+
+    def start(self) -> None:
+        self._follower.start()
+
+    async def close(self) -> None:
+        await self.cache.close()
+        await self._follower.close()
 
     async def get(self, compute: Callable[[], int]) -> int:
         async def make(report: Report) -> IndexEntry:
@@ -45,14 +55,14 @@ async def test_a_computation_of_an_earlier_generation_answers_its_waiters_and_le
 ) -> None:
     store = index_servers.open(kind)
     driver = SharedDriver(store, layer)
-    driver.cache.start()
+    driver.start()
     try:
         await run_seed_interleaving(driver, fails=fails)
         usage = await store.index.usage()
         assert usage.fence.generation == 4
         assert sum(figures.bytes for figures in usage.layers.values()) == 51
     finally:
-        await driver.cache.close()
+        await driver.close()
         await store.close()
 
 
@@ -78,10 +88,10 @@ async def test_the_interleaving_finds_each_defect_that_is_put_back_into_a_script
     monkeypatch.setattr(Script, "load_with_ledger", load_with_defect)
     store = index_servers.open("redis-7")
     driver = SharedDriver(store, Layer.SETS)
-    driver.cache.start()
+    driver.start()
     try:
         with pytest.raises(AssertionError):
             await run_seed_interleaving(driver, fails=fails)
     finally:
-        await driver.cache.close()
+        await driver.close()
         await store.close()

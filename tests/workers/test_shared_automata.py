@@ -12,6 +12,7 @@ from maskfeed_automata import TokenizerAutomaton
 from maskfeed_automata.errors import StoreUnavailable
 from maskfeed_automata.kernels import I64, U8
 from maskfeed_cache.fence import Layer, LayerUsage
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.memory_index import MemoryIndex
 from maskfeed_cache.shared_cache import SharedCache
 from maskfeed_workers.thread_compiler import ThreadCompiler
@@ -29,14 +30,16 @@ class Cluster:
         self.blobs.put_vocabulary(FINGERPRINT, VOCABULARY.to_bytes())
         self.index = MemoryIndex(self.blobs, limit_bytes=limit_bytes)
         self._folder = folder
-        self._opened: list[tuple[ThreadCompiler, SharedCache]] = []
+        self._opened: list[tuple[ThreadCompiler, SharedCache, IndexFollower]] = []
 
     def compiler(self) -> ThreadCompiler:
-        automata = SharedCache(self.index, Layer.AUTOMATA, clock=asyncio.get_running_loop())
-        automata.start()
+        loop = asyncio.get_running_loop()
+        follower = IndexFollower(self.index, clock=loop)
+        automata = SharedCache(follower, Layer.AUTOMATA, clock=loop)
+        follower.start()
         directory = self._folder / f"disk-{len(self._opened)}"
         compiler = ThreadCompiler(self.blobs, self.blobs, parallelism=1, automata=automata, cache_directory=directory)
-        self._opened.append((compiler, automata))
+        self._opened.append((compiler, automata, follower))
         return compiler
 
     async def shared(self) -> LayerUsage:
@@ -44,8 +47,9 @@ class Cluster:
 
     async def close(self) -> None:
         self.blobs.gate.set()
-        for compiler, automata in self._opened:
+        for compiler, automata, follower in self._opened:
             await automata.close()
+            await follower.close()
             await compiler.close()
 
 

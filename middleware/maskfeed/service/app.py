@@ -31,6 +31,7 @@ from maskfeed.service.stores import StoreSettings
 from maskfeed.service.telemetry import SERVER_LOG, Telemetry, log_event
 from maskfeed.service.upstream import HttpUpstream, client_session
 from maskfeed_cache.fence import Layer
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
 from maskfeed_cache.shared_cache import SharedCache
@@ -62,7 +63,9 @@ async def open_parts(settings: GatewaySettings, redis_url: str) -> AsyncIterator
         stores = StoreSettings(redis_url, keys, settings.cache)
         index = stores.open_index()
         stack.push_async_callback(index.close)
-        compiler = await stack.enter_async_context(open_compiler(settings, stores, index, watch=telemetry.watch))
+        follower = IndexFollower(index, clock=loop)
+        stack.push_async_callback(follower.close)
+        compiler = await stack.enter_async_context(open_compiler(settings, stores, follower, watch=telemetry.watch))
         session = client_session(silence_timeout_s=settings.upstream_timeout_s)
         stack.push_async_callback(session.close)
         upstream = HttpUpstream(session, settings.upstream_url)
@@ -81,9 +84,11 @@ async def open_parts(settings: GatewaySettings, redis_url: str) -> AsyncIterator
         )
         stack.push_async_callback(engines.close)
         engines.start()
-        cache = SharedCache(index, Layer.SETS, clock=loop, lease_ms=settings.cache.lease_ms, observe=telemetry.compiled)
+        cache = SharedCache(
+            follower, Layer.SETS, clock=loop, lease_ms=settings.cache.lease_ms, observe=telemetry.compiled
+        )
         stack.push_async_callback(cache.close)
-        cache.start()
+        follower.start()
         queue = CandidateQueue(
             parallelism=compiler.parallelism, limit=settings.queue.limit, tenant_limit=settings.queue.tenant_limit
         )

@@ -16,8 +16,8 @@ from maskfeed.config import GatewaySettings
 from maskfeed.service.stores import StoreSettings
 from maskfeed_automata.errors import ParameterError
 from maskfeed_cache.fence import Layer
+from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.shared_cache import SharedCache
-from maskfeed_cache.store import CacheIndex
 from maskfeed_workers.compiler import Compiler
 from maskfeed_workers.thread_compiler import ThreadCompiler
 
@@ -34,14 +34,14 @@ _ACTOR_THREADS: Final = 1
 
 @asynccontextmanager
 async def open_compiler(
-    settings: GatewaySettings, stores: StoreSettings, index: CacheIndex, *, watch: Watch
+    settings: GatewaySettings, stores: StoreSettings, follower: IndexFollower, *, watch: Watch
 ) -> AsyncIterator[Compiler]:
     """The compiler that the settings name, running.
 
     Args:
         settings: of the gateway.
         stores: where artifacts go.
-        index: the gateway's own, for compilers in its process; borrowed.
+        follower: of the gateway's index, for compilers in its process; borrowed.
         watch: publishes a gauge: name, documentation, and how it is read.
 
     Raises:
@@ -54,7 +54,7 @@ async def open_compiler(
             return
         blobs = stores.open_blobs()
         stack.callback(blobs.close)
-        automata = _shared_automata(stores, index)
+        automata = _shared_automata(stores, follower)
         stack.push_async_callback(automata.close)
         compiler = ThreadCompiler(blobs, blobs, settings.compile.threads, automata=automata)
         stack.push_async_callback(compiler.close)
@@ -107,15 +107,15 @@ class _OpenInActor:
 
     def __call__(self) -> ThreadCompiler:
         blobs = self.stores.open_blobs()
-        automata = _shared_automata(self.stores, self.stores.open_index())
+        follower = IndexFollower(self.stores.open_index(), clock=asyncio.get_running_loop())
+        follower.start()
+        automata = _shared_automata(self.stores, follower)
         return ThreadCompiler(blobs, blobs, _ACTOR_THREADS, automata=automata)
 
 
-def _shared_automata(stores: StoreSettings, index: CacheIndex) -> SharedCache:
+def _shared_automata(stores: StoreSettings, follower: IndexFollower) -> SharedCache:
     clock = asyncio.get_running_loop()
-    automata = SharedCache(index, Layer.AUTOMATA, clock=clock, lease_ms=stores.cache.lease_ms)
-    automata.start()
-    return automata
+    return SharedCache(follower, Layer.AUTOMATA, clock=clock, lease_ms=stores.cache.lease_ms)
 
 
 def _pool_name(stores: StoreSettings) -> str:
