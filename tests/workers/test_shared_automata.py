@@ -16,6 +16,7 @@ from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.memory_index import MemoryIndex
 from maskfeed_cache.shared_cache import SharedCache
 from maskfeed_workers.thread_compiler import ThreadCompiler
+from waiting import eventually
 
 FINGERPRINT = VOCABULARY.fingerprint
 AUTOMATON = VOCABULARY.tokenizer_automaton.to_bytes(FINGERPRINT)
@@ -39,6 +40,7 @@ class Cluster:
         follower.start()
         directory = self._folder / f"disk-{len(self._opened)}"
         compiler = ThreadCompiler(self.blobs, self.blobs, parallelism=1, automata=automata, cache_directory=directory)
+        follower.subscribe(compiler.take)
         self._opened.append((compiler, automata, follower))
         return compiler
 
@@ -186,3 +188,18 @@ async def test_jobs_that_wait_for_one_automaton_are_cancelled_one_by_one(
             assert (await job).n_nodes > 0
     assert len(n_built) == 1
     assert (await cluster.shared()).bytes == len(AUTOMATON)
+
+
+async def test_a_clear_in_another_process_reaches_the_memory_of_this_one(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    one, other = cluster.compiler(), cluster.compiler()
+    for compiler in (one, other):
+        await compiler.warm(FINGERPRINT)
+    await cluster.index.clear()
+
+    async def both_have_forgotten() -> bool:
+        return one.resident == other.resident == ()
+
+    await eventually(both_have_forgotten)
+    await one.warm(FINGERPRINT)
+    assert (one.resident, other.resident) == ((FINGERPRINT,), ())

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from maskfeed_automata import Vocabulary, build, warm_kernels
 from maskfeed_automata.errors import CapacityError, CompileFailed, LimitExceeded, RequestError, StoreError
-from maskfeed_cache.fence import IndexEntry, LayerUsage
+from maskfeed_cache.fence import Cleared, IndexEntry, LayerUsage, News
 from maskfeed_cache.shared_cache import Compute, Report, SharedCache
 from maskfeed_cache.store import BlobStore, VocabularySource
 from maskfeed_workers.compiler import CompileJob, CompileResult
@@ -85,6 +85,11 @@ class ThreadCompiler:
     async def clear(self) -> None:
         """See `Compiler`."""
         self._vocabularies.clear()
+
+    def take(self, news: News) -> None:
+        """Follow the news of the index of `automata`: a clear elsewhere reaches this process's memory, too."""
+        if isinstance(news, Cleared):
+            self._vocabularies.clear()
 
     async def usage(self) -> LayerUsage:
         """See `Compiler`."""

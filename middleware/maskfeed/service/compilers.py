@@ -57,6 +57,7 @@ async def open_compiler(
         automata = _shared_automata(stores, follower)
         stack.push_async_callback(automata.close)
         compiler = ThreadCompiler(blobs, blobs, settings.compile.threads, automata=automata)
+        follower.subscribe(compiler.take)
         stack.push_async_callback(compiler.close)
         yield compiler
 
@@ -110,7 +111,9 @@ class _OpenInActor:
         follower = IndexFollower(self.stores.open_index(), clock=asyncio.get_running_loop())
         follower.start()
         automata = _shared_automata(self.stores, follower)
-        return ThreadCompiler(blobs, blobs, _ACTOR_THREADS, automata=automata)
+        compiler = ThreadCompiler(blobs, blobs, _ACTOR_THREADS, automata=automata)
+        follower.subscribe(compiler.take)
+        return compiler
 
 
 def _shared_automata(stores: StoreSettings, follower: IndexFollower) -> SharedCache:
@@ -120,5 +123,5 @@ def _shared_automata(stores: StoreSettings, follower: IndexFollower) -> SharedCa
 
 def _pool_name(stores: StoreSettings) -> str:
     """One name for all gateways whose actors would be the same, and for no others."""
-    plan = f"{maskfeed.__version__} {stores.redis_url} {stores.keys} {stores.cache}"
+    plan = f"{maskfeed.__version__} {stores.redis_url} {stores.keys.namespace} {stores.cache}"
     return f"maskfeed-{hashlib.sha256(plan.encode()).hexdigest()[:12]}"
