@@ -12,6 +12,7 @@ import pytest
 from engine_server import EngineServer
 from maskfeed_automata import Vocabulary
 from model_files import tiny_model_directory
+from services import ENGINE_ENVIRONMENT
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 
@@ -51,7 +52,7 @@ def run(program: Path, job: dict, *, path: str, environment: dict[str, str]) -> 
         input=json.dumps(job),
         capture_output=True,
         text=True,
-        env={**os.environ, **environment, "PYTHONPATH": path},
+        env={**os.environ, **ENGINE_ENVIRONMENT, **environment, "PYTHONPATH": path},
         timeout=580,
     )
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-6000:]

@@ -11,12 +11,6 @@ import os
 import sys
 
 os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TRANSFORMERS_OFFLINE="1",
-    VLLM_NO_USAGE_STATS="1",
-    DO_NOT_TRACK="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    TOKENIZERS_PARALLELISM="false",
     VLLM_CPU_OMP_THREADS_BIND="0|1",
     TORCHDYNAMO_DISABLE="1",  # with several ranks a part of the model is compiled, and that asks Triton for its device
 )

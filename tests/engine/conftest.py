@@ -12,6 +12,7 @@ import pytest
 from engine_server import EngineServer
 from maskfeed_automata import Vocabulary
 from model_files import smollm2_directory
+from services import ENGINE_ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,7 +43,8 @@ def run_offline(model: Path) -> Callable[..., dict]:
             "disable_log_stats": False,
             **engine,
         }
-        environment = dict(os.environ, PYTHONPATH=EngineServer.python_path(async_scheduling=async_scheduling))
+        path = EngineServer.python_path(async_scheduling=async_scheduling)
+        environment = {**os.environ, **ENGINE_ENVIRONMENT, "PYTHONPATH": path}
         if async_scheduling:
             arguments["async_scheduling"] = True
         job = {"engine": arguments, "requests": requests, "processor": processor, "metrics": True}

@@ -9,15 +9,8 @@ import json
 import os
 import sys
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TRANSFORMERS_OFFLINE="1",
-    VLLM_NO_USAGE_STATS="1",
-    DO_NOT_TRACK="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    TOKENIZERS_PARALLELISM="false",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # engine, worker and processor in this process: they can be watched
-)
+# engine, worker and processor in this process: they can be watched
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
 from vllm import LLM, SamplingParams

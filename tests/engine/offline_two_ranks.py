@@ -9,15 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TRANSFORMERS_OFFLINE="1",
-    VLLM_NO_USAGE_STATS="1",
-    DO_NOT_TRACK="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    TOKENIZERS_PARALLELISM="false",
-    VLLM_CPU_OMP_THREADS_BIND="0|1",
-)
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
 
 from vllm import LLM, SamplingParams
 

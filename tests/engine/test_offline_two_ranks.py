@@ -12,6 +12,7 @@ from answer_check import check_answer, requests
 from divergence import FOLDER_VARIABLE, read_counts
 from engine_server import EngineServer
 from model_files import tiny_model_directory
+from services import ENGINE_ENVIRONMENT
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 
@@ -32,6 +33,7 @@ def test_inline_candidates_are_masked_alike_on_two_ranks_and_one_flipped_bit_end
         capture_output=True,
         text=True,
         env=os.environ
+        | ENGINE_ENVIRONMENT
         | {FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join([str(HERE), EngineServer.python_path()])},
         timeout=400,
     )
