@@ -18,13 +18,14 @@ from typing import Any, Never
 import redis.asyncio
 
 from maskfeed_automata.errors import StoreUnavailable
-from maskfeed_cache.connection import Timeouts, backoff_s
+from maskfeed_cache.connection import Timeouts
 from maskfeed_cache.fence import Commit, IndexEntry, Layer, Lease, Pin
 from maskfeed_cache.flight import Report
 from maskfeed_cache.index_follower import IndexFollower
 from maskfeed_cache.redis_index import RedisIndex
 from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_cache.shared_cache import Outcome, SharedCache
+from waiting import eventually
 
 __all__ = ["ARTIFACT", "COMPUTATIONS", "EVENTS", "GATE"]
 
@@ -94,17 +95,21 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
     follower.start()
     tries: Counter[str] = Counter()
 
+    async def store_answers() -> bool:
+        try:
+            await index.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
     async def ask() -> str:
-        for wait_s in backoff_s():
+        while True:
             tries["all"] += 1
             try:
-                found = await cache.get("key", compute)
+                return (await cache.get("key", compute)).entry.artifact_hash
             except (StoreUnavailable, redis.ConnectionError):
-                # what a client of the gateway does with an error that says it can be retried
-                await asyncio.sleep(wait_s)
-            else:
-                return found.entry.artifact_hash
-        raise AssertionError
+                # a client of the gateway, too, tries again after an error that says it can be retried
+                await eventually(store_answers, within_s=30)
 
     asking = [asyncio.create_task(ask()) for _ in range(n_clients)]
     await asyncio.sleep(0)

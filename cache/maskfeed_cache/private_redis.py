@@ -141,6 +141,7 @@ class PrivateRedis:
         try:
             self._run_server()
         except BaseException:
+            # whatever ends the start, an interrupt included: no server and no lock are left behind
             self.stop()
             raise
         return self

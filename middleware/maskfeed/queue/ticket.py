@@ -222,6 +222,7 @@ class Ticket:
             self._end(State.CANCELLED, None)
             raise
         except BaseException:
+            # a defect; it goes on to whoever logs it, and the request counts as failed
             self.fail(InternalInvariant.code)
             raise
         if self.state is State.DISPATCHED:
