@@ -58,6 +58,7 @@ def check_shape(results: dict) -> None:
     }
 
 
+@pytest.mark.full
 def test_the_quick_benchmark_measures_every_section(tmp_path):
     results = run_benchmark(tmp_path, "none")
     check_shape(results)

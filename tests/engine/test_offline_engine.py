@@ -74,6 +74,7 @@ def test_rows_of_other_requests_are_bit_identical_and_their_tokens_those_of_an_e
     assert with_plugin["outputs"][1::2] == without_plugin["outputs"][1::2]
 
 
+@pytest.mark.full
 def test_chunked_prefill_prefix_caching_and_n_leave_every_answer_right(run_offline, vocabulary):
     made = requests(26, seed=4)
     long_prompt = "The patient was seen again after two weeks and reported less pain in the left knee. " * 20

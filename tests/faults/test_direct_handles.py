@@ -72,6 +72,7 @@ class Race:
         return " and ".join(sorted(said))
 
 
+@pytest.mark.full
 async def test_handles_that_nobody_promised_are_answered_rightly_or_refused_visibly(crowded_ranks: TwoRanks, capsys):
     before = await crowded_ranks.rows_compared()
     async with DirectClient(crowded_ranks.engine.url, crowded_ranks.redis_url) as client:

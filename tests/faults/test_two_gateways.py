@@ -32,6 +32,7 @@ async def test_two_gateways_feed_one_engine(crowded_ranks: TwoRanks, vocabulary)
     await crowded_ranks.rows_compared()
 
 
+@pytest.mark.full
 async def test_a_gateway_that_is_killed_takes_nothing_from_the_other_and_its_promises_lapse(
     crowded_ranks: TwoRanks, vocabulary, capsys
 ):

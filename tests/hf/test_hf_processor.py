@@ -94,9 +94,13 @@ SEARCHES = {
     "four beams, all returned": {"num_beams": 4, "num_return_sequences": 4, "do_sample": False},
     "sampled beams": {"num_beams": 3, "do_sample": True},
 }
+LONG_SEARCHES = ("four beams, all returned", "sampled beams")
 
 
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    "search",
+    [pytest.param(search, marks=[pytest.mark.full] if search in LONG_SEARCHES else []) for search in SEARCHES],
+)
 def test_sequences_are_those_of_a_prefix_function_over_a_trie_of_all_tokenisations(
     model, tokenizer, vocabulary, search
 ):
