@@ -4,9 +4,12 @@ The trie holds every tokenisation, so both permit the same; the masked scores ar
 """
 
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
 from made_up_sets import made_up_set
@@ -14,10 +17,9 @@ from transformers import PrefixConstrainedLogitsProcessor
 
 from maskfeed_automata import Vocabulary, compile
 from maskfeed_workers.hf_processor import CandidateLogitsProcessor
+from token_trie import prefix_function, token_trie
 
 __all__ = ["measure_generate"]
-
-_Trie = dict[int, Any]
 
 
 def measure_generate(vocabulary: Vocabulary, k: int, n_rows: int, n_rounds: int) -> dict[str, Any]:
@@ -30,8 +32,10 @@ def measure_generate(vocabulary: Vocabulary, k: int, n_rows: int, n_rounds: int)
     automaton = compile(vocabulary, codes)
     made_ms = (time.perf_counter() - start) * 1e3
     start = time.perf_counter()
-    trie = _token_trie(vocabulary, codes)
+    trie = token_trie(vocabulary, codes)
     trie_ms = (time.perf_counter() - start) * 1e3
+    # `rows` begin with one token of padding; the beams of one prompt share one trie
+    permitted_after = prefix_function([trie], 1, vocabulary.stop_token_ids[0])
     walks = [_tokens_of(automaton, row) for row in range(n_rows)]
     n_steps = min(map(len, walks))
     rows = torch.tensor([walk[:n_steps] for walk in walks])
@@ -40,7 +44,7 @@ def measure_generate(vocabulary: Vocabulary, k: int, n_rows: int, n_rounds: int)
     theirs: list[float] = []
     for _ in range(n_rounds):
         processor = CandidateLogitsProcessor(automaton)
-        prefix = PrefixConstrainedLogitsProcessor(_prefix_function(trie), num_beams=n_rows)
+        prefix = PrefixConstrainedLogitsProcessor(permitted_after, num_beams=n_rows)
         for step in range(n_steps):
             prompt_and_text = torch.nn.functional.pad(rows[:, :step], (1, 0))
             start = time.perf_counter()
@@ -69,32 +73,3 @@ def _tokens_of(automaton: Any, seed: int) -> list[int]:
         tokens.append(int(permitted[(seed * 31) % len(permitted)]))
         cursor.advance(tokens[-1])
     return tokens
-
-
-def _token_trie(vocabulary: Vocabulary, candidates: Sequence[str]) -> _Trie:
-    ids_of: dict[bytes, list[int]] = {}
-    for token_id in range(vocabulary.size):
-        if text := vocabulary.token_bytes(token_id):
-            ids_of.setdefault(text, []).append(token_id)
-    root: _Trie = {}
-
-    def add(node: _Trie, rest: bytes) -> None:
-        if not rest:
-            node.update({stop_id: {} for stop_id in vocabulary.stop_token_ids})
-        for n in range(1, len(rest) + 1):
-            for token_id in ids_of.get(rest[:n], ()):
-                add(node.setdefault(token_id, {}), rest[n:])
-
-    for candidate in candidates:
-        add(root, candidate.encode())
-    return root
-
-
-def _prefix_function(trie: _Trie) -> Callable[[int, torch.Tensor], list[int]]:
-    def allowed(batch: int, input_ids: torch.Tensor) -> list[int]:
-        node = trie
-        for token_id in input_ids[1:].tolist():
-            node = node[token_id]
-        return list(node)
-
-    return allowed

@@ -85,8 +85,10 @@ async def measure(gateway: Gateway, n_candidates: int, n_part: int, n_rounds: in
     assert answer["count"] == n_candidates
     put_ms, answer = await gateway.store("PUT", {"candidates": candidates})
     assert answer["count"] == n_candidates
-    patch_ms, answer = await gateway.store("PATCH", {"add": [{"value": "One more of 18 by.", "id": "one more"}]})
-    assert (answer["added"], answer["count"]) == (1, n_candidates + 1)
+    change = {"remove": [candidates[0]], "add": [{"value": "Candidate of later", "id": "id-of-one-later-"}]}
+    patch_ms, answer = await gateway.store("PATCH", change)
+    assert (answer["removed"], answer["added"], answer["count"]) == (1, 1, n_candidates)
+    del candidates[0]
     choose = random.Random(1)
 
     def part() -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from maskfeed_automata import Vocabulary, compile
 from maskfeed_automata.errors import ParameterError
 from maskfeed_workers.hf_processor import CandidateLogitsProcessor
 from model_files import smollm2_directory
+from token_trie import prefix_function, token_trie
 
 PROMPT = "The user wants to see the list. The tool to call is: "
-# Few and short, because the trie below holds every tokenisation; one is a prefix of another, one ends inside a token.
+# Few and short, because a token trie holds every tokenisation; one is a prefix of another, one ends inside a token.
 SETS = (
     ["get_user", "get_users", "list_all"],
     ["yes", "no", "maybe not"],
@@ -46,38 +47,6 @@ def model():
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer):
     return Vocabulary.from_tokenizer(tokenizer)
-
-
-def token_trie(vocabulary: Vocabulary, candidates: Sequence[str]) -> dict:
-    """Every tokenisation of every candidate, token by token; a candidate's end holds the stop id."""
-    ids_of: dict[bytes, list[int]] = {}
-    for token_id in range(vocabulary.size):
-        if text := vocabulary.token_bytes(token_id):
-            ids_of.setdefault(text, []).append(token_id)
-    root: dict = {}
-
-    def add(node: dict, rest: bytes) -> None:
-        if not rest:
-            node.update({stop_id: {} for stop_id in vocabulary.stop_token_ids})
-        for n in range(1, len(rest) + 1):
-            for token_id in ids_of.get(rest[:n], ()):
-                add(node.setdefault(token_id, {}), rest[n:])
-
-    for candidate in candidates:
-        add(root, candidate.encode())
-    return root
-
-
-def prefix_function(tries: Sequence[dict], prompt_length: int, eos: int) -> Callable:
-    """What transformers calls at every step; a sequence that left its trie, or ended, may only end."""
-
-    def allowed(batch: int, input_ids: torch.Tensor) -> list[int]:
-        node: dict = tries[batch]
-        for token_id in input_ids[prompt_length:].tolist():
-            node = node.get(token_id, {})
-        return list(node) or [eos]
-
-    return allowed
 
 
 def generate(model, tokenizer, prompts: list[str], seed: int = 0, **arguments) -> torch.Tensor:
