@@ -4,7 +4,9 @@ import asyncio
 import dataclasses
 
 import pytest
+from yarl import URL
 
+from connection_balancer import ConnectionBalancer
 from fake_engine import EOS, VOCABULARY, FakeEngine, engine_record
 from gateway_stack import gateway_stack
 from manual_clock import settle
@@ -59,6 +61,17 @@ async def test_every_replica_must_be_reached_through_the_url():
     async with gateway_stack(records=[engine_record(), engine_record()]) as stack:
         assert len(stack.parts.engines.require().epochs) == 2
         assert all(engine.seen.requests for engine in stack.engines)
+
+
+async def test_replicas_behind_a_balancer_of_connections_are_all_reached():
+    async with (
+        ConnectionBalancer() as balancer,
+        gateway_stack(records=[engine_record(), engine_record()], upstream_url=balancer.url) as stack,
+    ):
+        assert stack.parts.engines.live is None
+        balancer.ports += [URL(engine.url).port for engine in stack.engines]
+        await stack.parts.engines.refresh()
+        assert len(stack.parts.engines.require().epochs) == 2
 
 
 async def test_a_replica_that_the_url_never_reaches_keeps_the_group_from_being_ready():

@@ -78,7 +78,8 @@ async def _ask(
         "return_token_ids": True,
         "vllm_xargs": {HANDLE_KEY: handle.to_text()},
     }
-    sent = (*headers, ("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
+    # a balancer of connections chooses an engine for each of them, so each probe needs its own
+    sent = (*headers, ("Content-Type", "application/json"), ("Accept-Encoding", "identity"), ("Connection", "close"))
     async with upstream.open("POST", "/v1/completions", headers=sent, body=msgspec.json.encode(request)) as response:
         body = await response.read()
         if response.status != 200:
