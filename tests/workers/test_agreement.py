@@ -45,6 +45,27 @@ def pair(root, member):
     return Leader(root, line.put), Follower(member, lambda: line.get(timeout=10), give_up)
 
 
+class Evicting:
+    """Rank 0's word on its way to a member, and what its feed says meanwhile."""
+
+    def __init__(self, root, member):
+        self.root, self.member, self.leaving = root, member, []
+
+    def evict_all(self):
+        self.evict(1_000)
+        self.carry_out()
+
+    def evict(self, size_bytes):
+        victims = self.root.reserve("room", size_bytes)
+        self.root.cancel("room")
+        self.leaving += [(victim, self.root.words.given) for victim in victims]
+
+    def carry_out(self):
+        while self.leaving and self.member.words.has_come_to(self.leaving[0][1], then=lambda: None):
+            victim, _ = self.leaving.pop(0)
+            self.member.forget(victim.artifact_hash, victim.round_number)
+
+
 def test_a_single_rank_says_what_it_holds_and_refers_to_it():
     held = held_sets("a")
     alone = Alone(held)
@@ -81,6 +102,27 @@ def test_a_rank_that_has_lost_its_feed_still_follows_rank_0():
     assert follower.settle(wishes("a")) == [None]
 
 
+@pytest.mark.parametrize("ended", ["before the request enters", "after rank 0 spoke", "by leaving the batch"])
+def test_a_member_can_follow_when_the_client_left_and_rank_0_has_evicted_the_set_meanwhile(ended):
+    root, member = held_sets("a"), held_sets("a")
+    leader, follower = pair(root, member)
+    feed = Evicting(root, member)
+    (wish,) = wishes("a")
+    if ended == "before the request enters":
+        root.end(wish.nonce)
+    assert isinstance(leader.settle([wish])[0], Set)
+    if ended == "after rank 0 spoke":
+        root.end(wish.nonce)
+    elif ended == "by leaving the batch":
+        leader.release(wish.reference)
+    feed.evict_all()
+    assert "a" not in root
+    assert isinstance(follower.settle([wish])[0], Set)
+    feed.carry_out()
+    assert "a" not in member
+    assert (leader.settle([wish]), follower.settle([wish])) == ([None], [None])
+
+
 def test_a_rank_that_lacks_what_rank_0_holds_gives_up():
     leader, follower = pair(held_sets("a"), held_sets())
     leader.settle(wishes("a"))
@@ -111,6 +153,7 @@ def test_ranks_agree_while_the_feed_installs_and_evicts_beside_them():
 
     def feed():
         rng, number = random.Random(1), 1
+        evicting = Evicting(root, member)
         while not stop.is_set():
             name, number = rng.choice(names), number + 1
             if name not in root:
@@ -119,9 +162,8 @@ def test_ranks_agree_while_the_feed_installs_and_evicts_beside_them():
                 root.end("n")
             else:
                 with suppress(CapacityError):
-                    for victim in root.reserve("room", 1_000 - 10 * rng.randrange(6)):
-                        member.forget(victim.artifact_hash, victim.round_number)
-                root.cancel("room")
+                    evicting.evict(1_000 - 10 * rng.randrange(6))
+            evicting.carry_out()
 
     feeding = threading.Thread(target=feed)
     feeding.start()
@@ -129,6 +171,9 @@ def test_ranks_agree_while_the_feed_installs_and_evicts_beside_them():
     rng = random.Random(2)
     for _ in range(5_000):
         asked = [Wish(rng.choice(names), f"{i}", i) for i in range(rng.randrange(1, 4))]
+        # clients that have left: nothing pins what their requests are told to use
+        if rng.randrange(2):
+            root.end(asked[0].nonce)
         ours, theirs = leader.settle(asked), follower.settle(asked)
         assert [found is None for found in ours] == [found is None for found in theirs]
         for found in ours:

@@ -27,7 +27,12 @@ def configuration(**changed):
         "prefill_context_parallel_size": 1,
         "distributed_executor_backend": "mp",
     }
-    model = {"skip_tokenizer_init": False, "logits_processors": [PATH]}
+    model = {
+        "skip_tokenizer_init": False,
+        "logits_processors": [PATH],
+        "is_diffusion": False,
+        "enable_trace_replay": False,
+    }
     whole = {"speculative_config": None, "kv_transfer_config": None}
     for part in (parallel, model, whole):
         part.update({key: changed[key] for key in part if key in changed})
@@ -49,6 +54,8 @@ def test_a_plain_engine_is_accepted_by_name_and_by_class():
         ("speculative_config", object()),
         ("kv_transfer_config", object()),
         ("skip_tokenizer_init", True),
+        ("is_diffusion", True),
+        ("enable_trace_replay", True),
         ("logits_processors", None),
         ("logits_processors", ["other:Class"]),
         ("logits_processors", [PATH, PATH]),
@@ -60,13 +67,26 @@ def test_a_setting_under_which_a_mask_could_be_wrong_is_refused_by_name(field, v
     assert caught.value.context["field"] == field
 
 
-def test_speculative_decoding_is_accepted_under_the_v2_runner_without_adaptive_verification():
-    speculative = SimpleNamespace(enable_adaptive_verification=False)
-    check_configuration(configuration(speculative_config=speculative), Processor, "v2")
-    speculative.enable_adaptive_verification = True
+def speculative(**changed):
+    return SimpleNamespace(**{"enable_adaptive_verification": False, "rejection_sample_method": "standard"} | changed)
+
+
+def test_speculative_decoding_is_accepted_under_the_v2_runner():
+    check_configuration(configuration(speculative_config=speculative()), Processor, "v2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("enable_adaptive_verification", True),
+        ("rejection_sample_method", "synthetic"),
+        ("rejection_sample_method", "block"),
+    ],
+)
+def test_drafts_that_the_mask_could_not_reject_are_refused_under_the_v2_runner(field, value):
     with pytest.raises(EngineUnsupported) as caught:
-        check_configuration(configuration(speculative_config=speculative), Processor, "v2")
-    assert caught.value.context["field"] == "enable_adaptive_verification"
+        check_configuration(configuration(speculative_config=speculative(**{field: value})), Processor, "v2")
+    assert caught.value.context["field"] == field
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu"])

@@ -3,8 +3,9 @@
 The feeds of the ranks run beside their decode loops, so at one instant one rank can hold a set and another not yet, or
 not any more. All ranks see the same requests enter in the same order, though. So in a step that brings such requests
 (and in no other) rank 0 looks at its own held sets and says what it found, through the engine's own broadcast, in the
-decode thread. It has taken the slots' references before it speaks, so its eviction can't overtake its word; and what
-rank 0 holds, every rank holds, so the others can follow.
+decode thread. What rank 0 holds, every rank holds, so the others can follow. A slot's reference does not outlast its
+nonce, so rank 0 can evict a set while its word is still on its way; therefore all ranks count the words, and the others
+forget a set only after the words that rank 0 had given by then.
 
 This module knows requests as wishes for sets; it knows no slot table, no sampling parameters and no vLLM. Invariant:
 all ranks give the same answer, or the rank that can't gives up its process. It may not raise instead: an exception on
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol
 
 from maskfeed_automata import Automaton
+from maskfeed_workers.words import Words
 
 __all__ = ["Agreement", "Alone", "Follower", "GiveUpOnError", "HeldSetsView", "Leader", "Wish", "end_this_process"]
 
@@ -37,6 +39,11 @@ class HeldSetsView(Protocol):
 
     def release(self, slot: int) -> None:
         """End the reference of `slot`."""
+        ...
+
+    @property
+    def words(self) -> Words:
+        """Rank 0's words on these sets."""
         ...
 
 
@@ -93,6 +100,7 @@ class Leader(Alone):
 
     def settle(self, wishes: Sequence[Wish]) -> list[Automaton | None]:
         """See `Agreement`."""
+        self._held.words.count()
         found = super().settle(wishes)
         self._tell([(wish.nonce, automaton is not None) for wish, automaton in zip(wishes, found, strict=True)])
         return found
@@ -123,6 +131,7 @@ class Follower(Alone):
         for wish in held:
             if found[wish.reference] is None:
                 self._give_up(f"rank 0 holds the set {wish.artifact_hash[:12]} and this rank does not")
+        self._held.words.count()
         return [found.get(wish.reference) for wish in wishes]
 
 

@@ -120,8 +120,17 @@ class RankFeed:
             for peer in peers:
                 peer.close()
             raise
+        # Here and not in the thread, whose end before its first turn nobody would hear of.
+        loads = Loads(
+            self._load,
+            discard=self._discard,
+            is_held=self.held.__contains__,
+            wakeup=self._wakeup,
+            n_threads=self._settings.n_loaders,
+        )
+        side = self._side(peers, loads)
         # Daemon: an interpreter that exits does not wait for a store that hangs.
-        self._thread = threading.Thread(target=self._run, args=(peers,), name=_THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(side, loads), name=_THREAD_NAME, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -137,15 +146,7 @@ class RankFeed:
         self._files.close()
         self._blobs.close()
 
-    def _run(self, peers: list[Peer]) -> None:
-        loads = Loads(
-            self._load,
-            discard=self._discard,
-            is_held=self.held.__contains__,
-            wakeup=self._wakeup,
-            n_threads=self._settings.n_loaders,
-        )
-        side = self._side(peers, loads)
+    def _run(self, side: RootFeed | MemberFeed, loads: Loads) -> None:
         try:
             while not self._stopping.is_set():
                 side.turn()

@@ -1,11 +1,13 @@
 """The feed of a rank other than 0: does what rank 0 says, and says what became of it.
 
 It knows no gateway, no promise and no limit. Invariants: a set is taken into use on a table that says ready and on
-nothing else; it is forgotten on an evict frame and on nothing else; the end of rank 0's connection is the end of the
+nothing else; it is forgotten on an evict frame and on nothing else, and not before this rank has followed all that
+rank 0 had said of its sets by then; the end of rank 0's connection is the end of the
 epoch.
 """
 
 import select
+from collections import deque
 from collections.abc import Sequence
 
 from maskfeed_automata.errors import InternalInvariant, RankFailure
@@ -35,6 +37,8 @@ class MemberFeed:
         self._loads = loads
         self._wakeup = wakeup
         self._rounds = MemberRounds(size)
+        # in rank 0's order, and so in that of its words
+        self._leaving: deque[Forget] = deque()
 
     def turn(self) -> None:
         """Wait until something happens, and deal with it.
@@ -56,6 +60,7 @@ class MemberFeed:
             self._root.flush()
             for frame in self._root.receive():
                 self._do(self._hear(frame))
+        self._forget()
 
     def leave(self, dead: str | None) -> None:
         """End; rank 0 sees it at once, whatever the reason."""
@@ -69,7 +74,7 @@ class MemberFeed:
             case Kind.TABLE:
                 return self._rounds.decided(frame.round_number, frame.votes())
             case Kind.EVICT:
-                return self._rounds.evicted(frame.round_number, frame.artifact_hash())
+                return self._rounds.evicted(frame.round_number, frame.artifact_hash(), frame.words())
             case _:
                 raise RankFailure(f"rank 0 sent a {frame.kind.name} frame", reason="malformed-frame")
 
@@ -86,9 +91,14 @@ class MemberFeed:
                     self._hold(action)
                 case Drop(number):
                     self._loads.drop(number)
-                case Forget(number, artifact_hash):
-                    self._held.forget(artifact_hash, number)
-                    self._loads.tidy(artifact_hash)
+                case Forget():
+                    self._leaving.append(action)
+
+    def _forget(self) -> None:
+        while self._leaving and self._held.words.has_come_to(self._leaving[0].words, then=self._wakeup.wake):
+            action = self._leaving.popleft()
+            self._held.forget(action.artifact_hash, action.number)
+            self._loads.tidy(action.artifact_hash)
 
     def _hold(self, action: Hold) -> None:
         automaton = self._loads.take(action.number)

@@ -209,7 +209,7 @@ class RootFeed:
                 case SendTable(number, votes):
                     self._send(encode_table(number, votes))
                 case SendEvict(number, artifact_hash):
-                    self._send(encode_evict(number, artifact_hash))
+                    self._send(encode_evict(number, artifact_hash, self._held.words.given))
                 case Hold():
                     self._hold(action)
                 case Drop():
@@ -217,7 +217,7 @@ class RootFeed:
 
     def _evict(self, forgotten: Sequence[Evicted]) -> None:
         for victim in forgotten:
-            self._send(encode_evict(victim.round_number, victim.artifact_hash))
+            self._send(encode_evict(victim.round_number, victim.artifact_hash, self._held.words.given))
             self._loads.tidy(victim.artifact_hash)
 
     def _send(self, frame: bytes) -> None:

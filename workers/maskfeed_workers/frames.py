@@ -31,6 +31,7 @@ __all__ = [
 
 _HEADER: Final = struct.Struct("<IBq")
 _LENGTH: Final = struct.Struct("<I")
+_WORDS: Final = struct.Struct("<q")
 # Kind and round are always there; a table of 65,000 ranks is far beyond any engine.
 _MIN_LENGTH: Final = _HEADER.size - _LENGTH.size
 _MAX_LENGTH: Final = _MIN_LENGTH + 0xFFFF
@@ -70,9 +71,15 @@ class Frame:
 
     def artifact_hash(self) -> str:
         """Body of ROUND and EVICT: 64 hex digits."""
-        if len(self.body) != _HASH_BYTES:
-            raise _malformed(f"{self.kind.name} frame with a hash of {len(self.body)} bytes")
-        return self.body.hex()
+        if len(self.body) != _HASH_BYTES + (_WORDS.size if self.kind is Kind.EVICT else 0):
+            raise _malformed(f"{self.kind.name} frame of {len(self.body)} bytes")
+        return self.body[:_HASH_BYTES].hex()
+
+    def words(self) -> int:
+        """Body of EVICT: how many words rank 0 had given when it forgot the set."""
+        words: int
+        (words,) = _WORDS.unpack(self.body[_HASH_BYTES:])
+        return words
 
     def vote(self) -> tuple[Vote, str]:
         """Body of VOTE: the vote and the reason of a failure."""
@@ -145,9 +152,9 @@ def encode_ack(round_number: int) -> bytes:
     return _encode(Kind.ACK, round_number, b"")
 
 
-def encode_evict(round_number: int, artifact_hash: str) -> bytes:
-    """Rank 0 to all: forget this set, if it came with this round or an earlier one."""
-    return _encode(Kind.EVICT, round_number, bytes.fromhex(artifact_hash))
+def encode_evict(round_number: int, artifact_hash: str, words: int = 0) -> bytes:
+    """Rank 0 to all: after `words` of its words forget this set, if it came with this round or an earlier one."""
+    return _encode(Kind.EVICT, round_number, bytes.fromhex(artifact_hash) + _WORDS.pack(words))
 
 
 def _encode(kind: Kind, round_number: int, body: bytes) -> bytes:

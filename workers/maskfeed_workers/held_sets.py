@@ -22,6 +22,7 @@ from maskfeed_automata.errors import CapacityError
 from maskfeed_cache.feed_messages import HeldUsage
 from maskfeed_cache.fence import Fence
 from maskfeed_workers.pins import Pins, Promise
+from maskfeed_workers.words import Words
 
 __all__ = ["Evicted", "HeldSets", "Promise"]
 
@@ -50,6 +51,8 @@ class HeldSets:
     """
 
     def __init__(self, *, limit_bytes: int, max_sets: int, clock: Callable[[], float] = time.monotonic) -> None:
+        # of rank 0 on these sets
+        self.words = Words()
         self._limit_bytes = limit_bytes
         self._max_sets = max_sets
         self._clock = clock

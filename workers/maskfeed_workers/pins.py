@@ -41,8 +41,10 @@ class Pins:
         return artifact_hash in self._counts
 
     def promise(self, artifact_hash: str, promise: Promise) -> None:
-        """Make a promise in place of the nonce's present one."""
+        """Make a promise in place of the nonce's present one; without effect once the nonce has ended."""
         self.end_promise(promise.nonce)
+        if promise.nonce in self._ended:
+            return
         self._promises[promise.nonce] = (artifact_hash, promise)
         self._count(artifact_hash, 1)
 

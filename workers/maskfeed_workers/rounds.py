@@ -106,10 +106,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Stop holding the set, if it came with round `number` or an earlier one."""
+    """Stop holding the set after so many words of rank 0, if it came with round `number` or an earlier one."""
 
     number: int
     artifact_hash: str
+    words: int = 0
 
 
 RootAction = Load | SendRound | SendTable | SendEvict | Hold | Drop
@@ -282,6 +283,6 @@ class MemberRounds:
             return [Hold(number, this.artifact_hash), SendAck(number)]
         return [Drop(number, this.artifact_hash, "a rank failed")]
 
-    def evicted(self, number: int, artifact_hash: str) -> list[MemberAction]:
+    def evicted(self, number: int, artifact_hash: str, words: int = 0) -> list[MemberAction]:
         """EVICT."""
-        return [Forget(number, artifact_hash)]
+        return [Forget(number, artifact_hash, words)]

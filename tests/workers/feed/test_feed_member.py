@@ -88,6 +88,29 @@ def test_a_set_is_held_when_the_table_says_ready_and_forgotten_when_rank_0_says_
     assert member.discarded == [A]
 
 
+def test_an_eviction_that_overtakes_rank_0s_word_waits_until_the_word_was_followed(member):
+    member.take(1, A)
+    member.hear(encode_evict(1, A, 2))
+    assert (member.held.hashes(), member.discarded) == ([A], [])
+    member.held.words.count()
+    member.wakeup.wake()
+    member.feed.turn()
+    assert (member.held.hashes(), member.discarded) == ([A], [])
+    # the last word makes the feed turn by itself
+    member.held.words.count()
+    member.feed.turn()
+    assert (member.held.hashes(), member.discarded) == ([], [A])
+
+
+def test_a_set_that_comes_again_before_its_eviction_was_carried_out_stays(member):
+    member.take(1, A)
+    member.hear(encode_evict(1, A, 1))
+    member.take(2, A)
+    member.held.words.count()
+    member.feed.turn()
+    assert (member.held.hashes(), member.discarded) == ([A], [])
+
+
 def test_a_table_that_says_failed_leaves_nothing(member):
     member.load_answers.put(Set())
     member.hear(encode_round(1, A))
@@ -114,7 +137,7 @@ def test_a_verdict_on_a_round_that_it_never_saw_changes_nothing(member):
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"\xff" * 20, encode_vote(1, Vote.READY), encode_evict(1, A)[:-32]], ids=["bytes", "kind", "cut"]
+    "nonsense", [b"\xff" * 20, encode_vote(1, Vote.READY), encode_evict(1, A)[:-40]], ids=["bytes", "kind", "cut"]
 )
 def test_a_rank_0_that_talks_nonsense_ends_the_epoch(member, nonsense):
     member.root.send(nonsense)

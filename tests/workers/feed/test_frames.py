@@ -56,7 +56,8 @@ def test_a_stream_cut_anywhere_gives_the_same_frames(encoded, cuts):
         (encode_vote(3, Vote.FAILED, "no rööm"), Kind.VOTE, Frame.vote, (Vote.FAILED, "no rööm")),
         (encode_vote(3, Vote.READY), Kind.VOTE, Frame.vote, (Vote.READY, "")),
         (encode_table(3, (Vote.READY, Vote.ABSENT)), Kind.TABLE, Frame.votes, (Vote.READY, Vote.ABSENT)),
-        (encode_evict(3, HASH), Kind.EVICT, Frame.artifact_hash, HASH),
+        (encode_evict(3, HASH, 7), Kind.EVICT, Frame.artifact_hash, HASH),
+        (encode_evict(3, HASH, 7), Kind.EVICT, Frame.words, 7),
     ],
 )
 def test_what_was_encoded_is_read(encoded, kind, read, value):

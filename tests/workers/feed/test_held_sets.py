@@ -343,6 +343,7 @@ class Model:
         self.promises = [p for p in self.promises if p[1] != nonce]
         if name in self.held:
             self.touch(name)
+        if name in self.held and nonce not in self.ended:
             self.promises.append((name, nonce, gateway, ends_at))
 
     def adopt(self, name, fence):
@@ -360,6 +361,8 @@ class Model:
 
 def one_step(rng, held, model, clock):
     name, nonce, gateway, slot = (rng.choice(names) for names in ("abcdef", "uvwxyz", "gh", range(4)))
+    # nonces are not used for ever, and a few of them once more after their end
+    nonce += str(len(model.ended) // 4)
     fence = Fence("e", rng.choice((model.generation, model.generation - 1))) if model.generation else None
     match rng.randrange(11):
         case 0 | 1:
@@ -423,3 +426,13 @@ def test_any_history_leaves_what_a_simple_model_says():
             assert held.pinned() == model.pinned(clock.time())
             assert held.gateways() == {p[2] for p in model.promises}
             assert held.usage().orphaned_entries == len(model.orphans)
+
+
+def test_an_announcement_that_arrives_after_its_requests_end_pins_nothing():
+    held = HeldSets(limit_bytes=100, max_sets=2)
+    held.enter("a", Set(), round_number=1)
+    held.end("n")
+    assert held.promise("a", Promise("n", "g", 1e12))
+    assert held.pinned() == frozenset()
+    held.enter("b", Set(), round_number=2, promises=[Promise("n", "g", 1e12)])
+    assert held.pinned() == frozenset()
