@@ -3,7 +3,8 @@
 First the kernels (advance and mask, 8, 64 and 256 rows, sets of 10,000 and 100,000) beside a bare fill of the same
 rows; then engines with both of vLLM's model runners, with and without the plugin. Tables to standard output as they
 come, all figures to gpu.json of the output folder. What does not fit into the time is left out and named. Where vLLM is
-not installed, the engines are left out. `--quick` shows on a CPU, with TRITON_INTERPRET=1, that the first part works.
+not installed, the engines are left out. `--quick` shows on a CPU, with TRITON_INTERPRET=1, that the first part works,
+and with `--engines` that the second one does (some minutes); these figures mean nothing.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from maskfeed_automata import Vocabulary, warm_kernels
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S = 460
+# What lets the CPU run vLLM's V2 model runner, in Triton's interpreter.
+_V2_ON_CPU = _HERE.parent / "tests" / "v2_platform"
 # The second runner's engines come last: on a GPU the V2 runner is what everybody gets.
 _ENGINES = (("v2", "with"), ("v2", "without"), ("v1", "with"), ("v1", "without"))
 _ENGINE_LIMIT_S = 150
@@ -34,6 +37,7 @@ _ENGINE_LIMIT_S = 150
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small, on whatever device there is")
+    parser.add_argument("--engines", action="store_true", help="with --quick: small engines too")
     parser.add_argument("--output", type=Path, default=_HERE / "results" / "gpu")
     arguments = parser.parse_args()
     ends_at = time.monotonic() + _LIMIT_S
@@ -53,8 +57,10 @@ def main() -> None:
     _show("set on the device", results["upload"])
     results["kernels"] = measure_kernels(vocabulary, tokenizer, sizes, n_rows, width, device)
     _show("microseconds a step", [_flat(row) for row in results["kernels"]])
-    if not arguments.quick:
-        results["engines"], results["left_out"] = _measure_engines(tokenizer, ends_at)
+    if arguments.engines or not arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder), tokenizer, logits_width=width, n_layers=1 if arguments.quick else 4)
+            results["engines"], results["left_out"] = _measure_engines(Path(folder), arguments.quick, ends_at)
         _show("tokens a second", results["engines"])
         for line in results["left_out"]:
             print(f"left out: {line}", flush=True)
@@ -70,38 +76,36 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     return Vocabulary.from_token_bytes(tokens, stop_token_ids=[2])
 
 
-def _measure_engines(tokenizer: Any, ends_at: float) -> tuple[list[dict[str, Any]], list[str]]:
+def _measure_engines(model: Path, quick: bool, ends_at: float) -> tuple[list[dict[str, Any]], list[str]]:
     if find_spec("vllm") is None:
         return [], ["engines: vLLM is not installed"]
     figures: list[dict[str, Any]] = []
     left_out: list[str] = []
-    roots = [str(_HERE.parent / room) for room in ("automata", "cache", "workers", "middleware")]
-    path = os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")])
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), tokenizer)
-        for runner, processor in _ENGINES:
-            what = f"{runner} {processor} the plugin"
-            left_s = min(_ENGINE_LIMIT_S, ends_at - time.monotonic())
-            if left_s < 40:
-                left_out.append(f"{what}: no time")
-                continue
-            print(f"engine: {what}", flush=True)
-            made, error = _run_engine([folder, runner, processor], path, left_s)
-            figures += made
-            if error:
-                left_out.append(f"{what}: {error}")
+    for runner, processor in _ENGINES:
+        what = f"{runner} {processor} the plugin"
+        left_s = min(_ENGINE_LIMIT_S, ends_at - time.monotonic())
+        if left_s < 40:
+            left_out.append(f"{what}: no time")
+            continue
+        print(f"engine: {what}", flush=True)
+        made, error = _run_engine([str(model), runner, processor, "quick" if quick else "full"], left_s)
+        figures += made
+        if error:
+            left_out.append(f"{what}: {error}")
     return figures, left_out
 
 
-def _run_engine(arguments: list[str], path: str, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+def _run_engine(arguments: list[str], limit_s: float) -> tuple[list[dict[str, Any]], str]:
     """Figures of one engine as far as it came, and why it came no further."""
+    roots = [str(_HERE.parent / room) for room in ("automata", "cache", "workers", "middleware")]
+    if arguments[1] == "v2" and not torch.cuda.is_available():
+        roots.insert(0, str(_V2_ON_CPU))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")])}
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, str(_HERE / "gpu_engine.py"), *arguments]
         error = ""
         try:
-            child = subprocess.run(
-                command, stdout=said, stderr=log, env={**os.environ, "PYTHONPATH": path}, timeout=limit_s, check=False
-            )
+            child = subprocess.run(command, stdout=said, stderr=log, env=environment, timeout=limit_s, check=False)
             if child.returncode:
                 log.seek(0)
                 error = f"exit code {child.returncode}: {log.read()[-600:]}"

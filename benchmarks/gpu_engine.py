@@ -1,7 +1,8 @@
 """One engine on the GPU, in its own process: tokens a second, free, from sets, and through vLLM's own `choice`.
 
-Run by `gpu.py`: `python gpu_engine.py MODEL_DIRECTORY RUNNER PROCESSOR`, RUNNER "v1" or "v2", PROCESSOR "with" or
-"without". Prints one JSON object for each figure as soon as it has it.
+Run by `gpu.py`: `python gpu_engine.py MODEL_DIRECTORY RUNNER PROCESSOR EXTENT`, RUNNER "v1" or "v2", PROCESSOR "with"
+or "without", EXTENT "full" or "quick". Prints one JSON object for each figure as soon as it has it. A quick one needs
+no GPU: it shows that the code works, and its figures mean nothing.
 """
 
 import json
@@ -24,10 +25,11 @@ from made_up_sets import made_up_set
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-N_ROWS = (8, 64, 256)
-SIZES = (10_000, 100_000)
+QUICK = sys.argv[4] == "quick"
+N_ROWS = (1, 3) if QUICK else (8, 64, 256)
+SIZES = (50, 200) if QUICK else (10_000, 100_000)
 # What vLLM's own choice compiles in seconds rather than minutes.
-CHOICE_SIZE = 1_000
+CHOICE_SIZE = 20 if QUICK else 1_000
 KIND = "paths"  # the longest answers
 PROCESSOR = "maskfeed_workers.vllm_entry:MaskfeedLogitsProcessor"
 
@@ -38,12 +40,14 @@ def main(model: str, runner: str, processor: str) -> None:
         logits_processors=[PROCESSOR] if processor == "with" else None,
         max_model_len=512,
         max_num_seqs=max(N_ROWS),
-        gpu_memory_utilization=0.5,
         seed=0,
+        gpu_memory_utilization=0.5,
+        **({"enforce_eager": True, "num_gpu_blocks_override": 64} if QUICK else {}),
     )
     says = {"runner": runner, "plugin": processor, "uses_v2": llm.llm_engine.vllm_config.use_v2_model_runner}
     for n in N_ROWS:
-        free = [SamplingParams(temperature=1.0, seed=k, max_tokens=24, ignore_eos=True) for k in range(n)]
+        n_free = 4 if QUICK else 24
+        free = [SamplingParams(temperature=1.0, seed=k, max_tokens=n_free, ignore_eos=True) for k in range(n)]
         _report(llm, free, None, {**says, "answers": "free", "n_rows": n})
         if processor == "with":
             for size in SIZES:
@@ -52,7 +56,9 @@ def main(model: str, runner: str, processor: str) -> None:
                 ours = [
                     SamplingParams(temperature=1.0, seed=k, max_tokens=200, extra_args=extra_args) for k in range(n)
                 ]
-                _report(llm, ours, set(candidates), {**says, "answers": f"set of {size}", "n_rows": n})
+                # Each request brings its candidates, which takes a tenth of a second for the largest set.
+                n_runs = 1 if size == max(SIZES) else 2
+                _report(llm, ours, set(candidates), {**says, "answers": f"set of {size}", "n_rows": n}, n_runs)
         else:
             candidates = made_up_set(KIND, CHOICE_SIZE)
             native = StructuredOutputsParams(choice=candidates)
@@ -62,9 +68,11 @@ def main(model: str, runner: str, processor: str) -> None:
             _report(llm, theirs, set(candidates), {**says, "answers": f"choice of {CHOICE_SIZE}", "n_rows": n})
 
 
-def _report(llm: LLM, sampling: list[SamplingParams], members: set[str] | None, says: dict[str, Any]) -> None:
-    """Twice: the first run compiles the set, and kernels."""
-    for run in range(2):
+def _report(
+    llm: LLM, sampling: list[SamplingParams], members: set[str] | None, says: dict[str, Any], n_runs: int = 2
+) -> None:
+    """The figure is the last run's: a first one compiles kernels."""
+    for run in range(n_runs):
         n_tokens, took_s, texts = _decode(llm, sampling, run)
     if members is not None:
         assert set(texts) <= members, "an answer is no member"
@@ -92,4 +100,4 @@ def _decode(llm: LLM, sampling: list[SamplingParams], run: int) -> tuple[int, fl
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:4])

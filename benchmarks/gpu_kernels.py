@@ -70,7 +70,8 @@ class Rows:
         lengths = torch.tensor([len(tokens) for tokens in self.tokens], dtype=torch.int32)
         self.histories = Histories(histories.to(device), lengths.to(device))
         nobody = torch.zeros(n_rows, dtype=torch.int32, device=device)
-        self.rows = BatchRows(torch.arange(n_rows, dtype=torch.int32, device=device), nobody, nobody)
+        # the runner's own types
+        self.rows = BatchRows(torch.arange(n_rows, dtype=torch.int64, device=device), nobody, nobody)
         self.logits = torch.randn((n_rows, width), device=device)
         self.n_rows, self.device = n_rows, device
         self._check()

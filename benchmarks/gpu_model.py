@@ -33,17 +33,17 @@ def train_tokenizer(n_tokens: int) -> Tokenizer:
     return tokenizer
 
 
-def make_model(directory: Path, tokenizer: Tokenizer) -> None:
+def make_model(directory: Path, tokenizer: Tokenizer, *, logits_width: int = LOGITS_WIDTH, n_layers: int = 4) -> None:
     """A model directory as vLLM reads it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=LOGITS_WIDTH,
+        vocab_size=logits_width,
         hidden_size=512,
         intermediate_size=1_024,
-        num_hidden_layers=4,
+        num_hidden_layers=n_layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=64,

@@ -24,9 +24,10 @@ class DeviceBatch:
         n_slots: int = 6,
         max_len: int = 64,
         arena_bytes: int = 1 << 20,
+        max_sets: int = 8,
     ) -> None:
         self.width = vocabulary.size if width is None else width
-        self.sets = DeviceSets(device=CPU, arena_bytes=arena_bytes, max_sets=8)
+        self.sets = DeviceSets(device=CPU, arena_bytes=arena_bytes, max_sets=max_sets)
         self.vocabulary = DeviceVocabulary.of(vocabulary, CPU)
         self.slots = DeviceSlots(
             n_slots=n_slots, logits_width=self.width, sets=self.sets, vocabulary=self.vocabulary, device=CPU
@@ -54,7 +55,9 @@ class DeviceBatch:
             slot += [index] * (len(drafts) + 1)
             local += range(len(drafts) + 1)
             fed += [-1, *drafts]
-        return BatchRows(*(torch.tensor(column, dtype=torch.int32) for column in (slot, local, fed)))
+        # the runner's own types
+        types = (torch.int64, torch.int32, torch.int32)
+        return BatchRows(*(torch.tensor(c, dtype=dtype) for c, dtype in zip((slot, local, fed), types, strict=True)))
 
     def logits(self, n_rows: int) -> torch.Tensor:
         return torch.randn((n_rows, self.width), generator=self.generator)

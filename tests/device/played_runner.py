@@ -157,7 +157,7 @@ class PlayedRunner:
             chunk = [scheduled[k] for k in part]
             if not chunk:
                 continue
-            slots = np.array([request.slot for request, _ in chunk], np.int32)
+            slots = np.array([request.slot for request, _ in chunk], np.intp)
             n_rows = np.array([len(drafts) + 1 for _, drafts in chunk])
             local = np.concatenate([np.arange(n) for n in n_rows])
             last = [([*request.prompt, *request.output][-1], *drafts) for request, drafts in chunk]

@@ -3,16 +3,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).with_name("compile_kernels.py")
+VARIANTS = [
+    ("permit", "int64-slots"),
+    ("permit", "int32-slots"),
+    ("mask", "float32"),
+    ("mask", "float16"),
+    ("mask", "bfloat16"),
+]
 
 
-def test_both_kernels_compile_to_machine_code_for_three_generations_of_gpus(tmp_path):
+@pytest.mark.parametrize("targets", [["cuda:80", "cuda:90", "cuda:100"], ["hip:gfx942"]])
+def test_every_kernel_compiles_to_machine_code_for_gpus_with_each_type_it_is_given(targets, tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     child = subprocess.run(
-        [sys.executable, str(PROGRAM), "80", "90", "100"], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, str(PROGRAM), *targets], capture_output=True, text=True, env=environment, timeout=120
     )
     assert child.returncode == 0, child.stderr[-3000:]
     made = [line.split() for line in child.stdout.splitlines()]
-    expected = [(n, c) for c in ("80", "90", "100") for n in ("permit", "mask")]
-    assert [(name, capability) for name, capability, _ in made] == expected
-    assert all(int(size) > 0 for _, _, size in made)
+    assert [tuple(line[:3]) for line in made] == [(*variant, target) for target in targets for variant in VARIANTS]
+    assert all(int(size) > 0 for *_, size in made)

@@ -147,6 +147,25 @@ def test_any_width_of_logits_is_masked_to_its_last_entry_and_not_beyond(width):
     assert torch.equal(memory[1:], before[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_logits_of_any_type_are_masked_where_their_rows_lie(dtype):
+    batch, oracle = hand_batch(width=4096 + 33)
+    batch.slots.refuse(3, [RESERVED])
+    batch.slots.flush()
+    # rows of a wider memory, every second one, not at its left end
+    memory = torch.randn((6, 4096 + 60), generator=batch.generator).to(dtype)
+    before = memory.clone()
+    logits = memory[::2, 7 : 7 + batch.width]
+    batch.slots.mask_rows(logits, batch.histories, batch.rows([(0, []), (1, []), (3, [])]))
+    expected = before.clone()
+    for row, kept in ((2, oracle.allowed([])), (4, [RESERVED])):
+        expected[row, 7 : 7 + batch.width] = float("-inf")
+        where = [7 + token for token in kept]
+        expected[row, where] = before[row, where] if row == 2 else 0.0
+    kind = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(memory.view(kind), expected.view(kind))
+
+
 def test_a_row_of_a_hundred_thousand_permitted_ids_keeps_exactly_these():
     tokens: list[bytes | None] = [n.to_bytes(3, "big") for n in range(100_000)]
     tokens += [None] * 77

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -42,9 +43,19 @@ class OnlyOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# Waits that no tensor is part of.
+WAITS = [(torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize")]
+
+
+def _refuse(*args: Any) -> None:
+    raise AssertionError("this waits for the device")
+
+
 @contextlib.contextmanager
 def nothing_else() -> Iterator[None]:
-    with OnlyFunctions(), OnlyOperations():
+    with contextlib.ExitStack() as patched, OnlyFunctions(), OnlyOperations():
+        for owner, name in WAITS:
+            patched.enter_context(patch.object(owner, name, _refuse))
         yield
 
 
@@ -77,6 +88,8 @@ CALLS = [
     lambda x: x[x > 0],
     lambda x: x[torch.ones(1, dtype=torch.int64)],
     lambda x: x.copy_(x),
+    lambda x: torch.cuda.synchronize(),
+    lambda x: torch.cuda.Event.synchronize(x),
     bool,
     int,
     torch.clone,

@@ -41,16 +41,29 @@ def test_a_set_makes_room_for_another_while_its_requests_wait_and_comes_back_wit
     runner.step([(second, [])])
 
 
+def refused(runner: PlayedRunner, candidates: list[str]) -> None:
+    """A request that finds no room: the sets that were there stay, and its rows are not left free."""
+    there = runner.sets.names()
+    slot = runner.free.pop()
+    runner.prompt_len[slot] = runner.total_len[slot] = 1
+    assert runner.processor.add_request(slot, runner.request(candidates, ORACLES[tuple(candidates)], [1]).params)
+    runner.processor.apply_staged_writes()
+    assert runner.sets.names() == there
+    assert runner.processor._slots.any_ours([slot])
+
+
 def test_a_request_is_refused_when_the_sets_of_the_running_ones_leave_no_room(runner):
     first = added(runner, A)
     runner.step([(first, [])])
-    slot = runner.free[-1]
-    params = runner.request(B, ORACLES[tuple(B)], [1]).params
-    runner.prompt_len[slot] = 1
-    assert runner.processor.add_request(slot, params)
-    runner.processor.apply_staged_writes()
-    assert runner.sets.names() == [runner.processor._bound[first.slot].name]
+    refused(runner, B)
     runner.step([(first, [])])
+
+
+def test_a_batch_that_comes_in_parts_keeps_the_sets_of_all_its_parts(runner):
+    first, stranger = added(runner, A), added(runner, None)
+    runner.step([(first, []), (stranger, [])], n_chunks=2)
+    refused(runner, B)
+    runner.step([(stranger, []), (first, [])])
 
 
 class Admission:
@@ -74,7 +87,7 @@ def constrained(name: str, *, stop_ids=(HAND_STOP,)):
     return SimpleNamespace(extra_args={"maskfeed": name}, name=name, verdict=verdict)
 
 
-def refused(name: str):
+def refused_request(name: str):
     return SimpleNamespace(extra_args={"maskfeed": name}, name=name, verdict=lambda admission: Refusal((22,)))
 
 
@@ -94,7 +107,7 @@ def test_all_requests_of_a_step_are_decided_on_together_in_their_order_and_steps
     processor = runner.processor
     assert processor.add_request(2, constrained("x"))
     assert not processor.add_request(1, FREE)
-    assert processor.add_request(0, refused("y"))
+    assert processor.add_request(0, refused_request("y"))
     assert admission.asked == []
     processor.apply_staged_writes()
     processor.apply_staged_writes()

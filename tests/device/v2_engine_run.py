@@ -18,9 +18,19 @@ os.environ.update(
 import torch
 from vllm import LLM, SamplingParams
 
+from maskfeed_workers.v2_start import MadeUpStates
 from maskfeed_workers.vllm_entry import MaskfeedLogitsProcessor
 
-OBSERVED = {"apply_calls": 0, "draft_rows": 0, "resumed": 0, "stranger_rows": 0, "strangers_identical": True}
+OBSERVED = {
+    "apply_calls": 0,
+    "draft_rows": 0,
+    "resumed": 0,
+    "stranger_rows": 0,
+    "strangers_identical": True,
+    # those of the batches are those with which the processor has tried itself, and compiled its kernels
+    "types_known": True,
+}
+TYPES = ("expanded_idx_mapping", "expanded_local_pos", "input_ids")
 
 
 class Watched(MaskfeedLogitsProcessor):
@@ -44,8 +54,22 @@ class Watched(MaskfeedLogitsProcessor):
         OBSERVED["apply_calls"] += 1
         OBSERVED["draft_rows"] += int((ctx.expanded_local_pos.numpy()[ours] > 0).sum())
         OBSERVED["stranger_rows"] += len(before)
+        tried = MadeUpStates(logits.device, 4)
+        OBSERVED["types_known"] &= logits.dtype == torch.float32 and all(
+            getattr(ctx, name).dtype == getattr(tried.context(0), name).dtype for name in TYPES
+        )
+        for name in ("all_token_ids", "total_len"):
+            OBSERVED["types_known"] &= getattr(self._states, name).gpu.dtype == getattr(tried, name).gpu.dtype
         OBSERVED["strangers_identical"] &= torch.equal(before.view(torch.int32), result[~ours].view(torch.int32))
         return result
+
+
+def _leave_early(llm: LLM, prompt: str, params: SamplingParams) -> None:
+    """A request that is aborted in the middle of its answer; nobody tells the processor."""
+    llm.llm_engine.add_request("leaves early", prompt, params)
+    for _ in range(4):
+        llm.llm_engine.step()
+    llm.llm_engine.abort_request(["leaves early"])
 
 
 def main() -> None:
@@ -60,6 +84,7 @@ def main() -> None:
         candidates = request["candidates"]
         extra_args = None if candidates is None else {"maskfeed": {"candidates": candidates}}
         sampling.append(SamplingParams(extra_args=extra_args, **request["sampling"]))
+    _leave_early(llm, job["requests"][0]["prompt"], sampling[0])
     outputs = llm.generate([request["prompt"] for request in job["requests"]], sampling, use_tqdm=False)
     config = llm.llm_engine.vllm_config
     outcome = {

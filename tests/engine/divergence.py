@@ -5,7 +5,7 @@ differ, each rank ends its process: an exception on a rank other than 0 would on
 pay for this; their agreement is of the sets, and masks follow from sets.
 
 The folder named by MASKFEED_TEST_DIVERGENCE holds what is observed and what is ordered:
-    rank-<n>   int64 [3], kept up to date: steps, rows compared, rows of refused requests
+    rank-<n>   int64 [3], kept up to date: steps, rows compared, rows of refused requests (V1 model runner)
     pid-<n>    process id of the rank
     flip       while it is there, rank 1 flips one bit of its masks, to prove that the check sees it
 """
@@ -14,12 +14,16 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
 from maskfeed_workers.vllm_entry import MaskfeedLogitsProcessor
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
 __all__ = ["EXIT_CODE", "FOLDER_VARIABLE", "CheckedProcessor", "read_counts"]
 
@@ -40,16 +44,22 @@ class CheckedProcessor(MaskfeedLogitsProcessor):
         self._counts = np.memmap(path, np.int64, mode="w+", shape=3)
         (self._folder / f"pid-{self._group.rank_in_group}").write_text(str(os.getpid()))
 
-    def apply(self, logits: torch.Tensor, ctx: None = None) -> torch.Tensor:
-        result = super().apply(logits)
+    def apply(self, logits: torch.Tensor, ctx: "LogitsContext | None" = None) -> torch.Tensor:
+        result = super().apply(logits, ctx)
         if self._counts is None:  # in the self-test
             return result
-        rows = sorted(self._table._rows)
+        rows = self._our_rows(ctx)
         if rows and self._group.rank_in_group == 1 and (self._folder / "flip").exists():
             result[rows[0], 17] = 0.0 if torch.isneginf(result[rows[0], 17]) else float("-inf")
         self._compare(rows, result)
-        self._counts += (1, len(rows), sum(1 for row in rows if self._table._rows[row].constraint is None))
+        refused = () if ctx is not None else [row for row in rows if self._table._rows[row].constraint is None]
+        self._counts += (1, len(rows), len(refused))
         return result
+
+    def _our_rows(self, ctx: "LogitsContext | None") -> list[int]:
+        if ctx is None:
+            return sorted(self._table._rows)
+        return np.flatnonzero(self._v2._slots._is_ours[ctx.expanded_idx_mapping.numpy()]).tolist()
 
     def _compare(self, rows: list[int], result: torch.Tensor) -> None:
         hashed = hashlib.blake2b(repr((rows, tuple(result.shape))).encode(), digest_size=16)

@@ -29,6 +29,11 @@ class V2CpuPlatform(CpuPlatform):
         super().check_and_update_config(vllm_config)
         vllm_config.scheduler_config.async_scheduling = asked_for
 
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Of the module beside this one."""
+        return "maskfeed_test_v2_communicator.V2CpuCommunicator"
+
 
 def _pretend_a_backend() -> None:
     """vLLM believes in Triton on a CPU only if Triton has a backend of that name; the interpreter needs none."""

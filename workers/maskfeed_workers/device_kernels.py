@@ -148,31 +148,14 @@ def permit(
         if n_read > length:  # the engine took tokens back: begin again from the history that there is now
             n_read = tl.load(mine + _START)
             position = tl.full((), 0, tl.int64)
-        history = histories + slot * history_stride
-        for i in range(n_read, length):
-            position = follow(
-                byte,
-                leaf,
-                terminal,
-                branch,
-                branch_rank,
-                child_ptr,
-                child_byte,
-                child_node,
-                live,
-                has_live,
-                mine + _IDS,
-                n_stop,
-                token_offsets,
-                token_data,
-                n_tokens,
-                position,
-                tl.load(history + i).to(tl.int64),
-            )
         local = tl.load(row_local + row).to(tl.int64)
-        if (split == 0) & (local == 0):
-            tl.store(mine + _CACHED, (tl.maximum(length, n_read) << 32) | (position & 0xFFFFFFFF))
-        for i in range(1, local + 1):
+        # The drafts before this row are fed at the rows between the slot's first one and it.
+        history = histories + slot * history_stride
+        drafts = row_input + row - local + 1
+        for i in range(n_read, length + local):
+            is_draft = i >= length
+            token = tl.load(history + i, mask=is_draft == 0, other=0).to(tl.int64)
+            draft = tl.load(drafts + (i - length), mask=is_draft, other=0).to(tl.int64)
             position = follow(
                 byte,
                 leaf,
@@ -190,8 +173,10 @@ def permit(
                 token_data,
                 n_tokens,
                 position,
-                tl.load(row_input + row - local + i).to(tl.int64),
+                tl.where(is_draft, draft, token),
             )
+        if (split == 0) & (local == 0):  # no draft is in this position
+            tl.store(mine + _CACHED, (tl.maximum(length, n_read) << 32) | (position & 0xFFFFFFFF))
         count = tl.full((), 0, tl.int64)
         ends = (position < 0) & (position != _FAILED)
         if position >= 0:

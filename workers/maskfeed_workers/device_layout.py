@@ -10,7 +10,7 @@ these columns from here and from nowhere else.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,9 @@ __all__ = [
     "packed",
 ]
 
-# Where a set's memory, and each of its arrays, may begin; a cache line of the device.
-ALIGNMENT: Final = 128
+# Where a set's memory, and each of its arrays, may begin. As in an artifact, so no set is larger here than its own, and
+# a limit on the bytes of artifacts is one on the bytes of the arena.
+ALIGNMENT: Final = 64
 
 # Columns of the directory of sets, int64. A generation of 0 is no set.
 SET_GENERATION: Final = 0
@@ -118,17 +119,18 @@ class SetLayout:
 
     # bytes of the whole, a multiple of ALIGNMENT
     size_bytes: int
-    # column of the directory, array, first byte
-    _places: tuple[tuple[int, NDArray[Any], int], ...]
+    # of each array that is not empty: column of the directory, first byte, bytes of an item
+    _places: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def of(cls, automaton: Automaton) -> "SetLayout":
-        """Lay out a set; its arrays are borrowed."""
+        """Lay out a set."""
         places = []
         end = 0
         for column, name in _ARRAYS:
             array = getattr(automaton.arrays, name)
-            places.append((column, array, end))
+            if array.size:
+                places.append((column, end, array.itemsize))
             end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         return cls(end, tuple(places))
 
@@ -144,11 +146,11 @@ class SetLayout:
         """
         row = np.full(SET_COLUMNS, -1, np.int64)
         row[SET_GENERATION] = generation
-        for column, array, first in self._places:
-            if array.size:
-                row[column] = (start + first) // array.itemsize
+        for column, first, itemsize in self._places:
+            row[column] = (start + first) // itemsize
         return row
 
-    def pieces(self) -> list[tuple[int, NDArray[np.uint8]]]:
+    def pieces(self, automaton: Automaton) -> list[tuple[int, NDArray[np.uint8]]]:
         """What must be copied: first byte relative to the set's memory, and the bytes (uint8 [n], views)."""
-        return [(first, array.view(np.uint8)) for _, array, first in self._places if array.size]
+        names = dict(_ARRAYS)
+        return [(first, getattr(automaton.arrays, names[column]).view(np.uint8)) for column, first, _ in self._places]

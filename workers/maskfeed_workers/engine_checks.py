@@ -20,6 +20,11 @@ _SIZES_OF_ONE: Final = {
     "pipeline_parallel_size": "stages work on different batches at one time, so ranks can't agree in step order",
     "prefill_context_parallel_size": "ranks outside the tensor-parallel group share requests, which has not been tried",
 }
+# What of a model's configuration samples tokens in another way than from masked logits.
+_FORBIDDEN_FOR_MODELS: Final = {
+    "is_diffusion": "a diffusion model fills in its tokens in no order, with a sampler that calls no processor",
+    "enable_trace_replay": "tokens would come from the trace, whatever the mask; start without it",
+}
 
 
 def check_version(version: str) -> None:
@@ -68,11 +73,21 @@ def check_configuration(vllm_config: Any, cls: type, runner: Runner) -> None:
             "adaptive verification leaves out rows of drafts, which has not been tried; start without it",
             field="enable_adaptive_verification",
         )
+    if speculative is not None and (method := speculative.rejection_sample_method) != "standard":
+        raise EngineUnsupported(
+            f"the rejection method {method} can accept a draft to which the mask leaves no probability; "
+            "start with rejection_sample_method=standard",
+            field="rejection_sample_method",
+            value=method,
+        )
     if vllm_config.kv_transfer_config is not None:
         raise EngineUnsupported(
             "disaggregated prefill samples the first token in another engine; start without kv_transfer_config",
             field="kv_transfer_config",
         )
+    for field, reason in _FORBIDDEN_FOR_MODELS.items():
+        if getattr(model, field):
+            raise EngineUnsupported(f"{field}: {reason}", field=field)
     if model.skip_tokenizer_init:
         raise EngineUnsupported(
             "the tokenizer is needed; start without skip_tokenizer_init", field="skip_tokenizer_init"

@@ -15,7 +15,7 @@ import msgspec
 
 from maskfeed_automata.errors import EngineUnsupported
 
-__all__ = ["CONFIG_KEY", "EngineSettings"]
+__all__ = ["CONFIG_KEY", "EngineSettings", "engine_variables"]
 
 CONFIG_KEY: Final = "maskfeed"
 _ENVIRONMENT_PREFIX: Final = "MASKFEED_"
@@ -75,3 +75,8 @@ class EngineSettings:
             return msgspec.convert(values, cls, strict=False)
         except msgspec.ValidationError as error:
             raise EngineUnsupported(f"additional_config.{CONFIG_KEY}: {error}", field=CONFIG_KEY) from error
+
+
+def engine_variables() -> frozenset[str]:
+    """Names of all variables of the environment that are settings of an engine."""
+    return frozenset(_ENVIRONMENT_PREFIX + each.name.upper() for each in fields(EngineSettings))

@@ -223,12 +223,16 @@ def _build_feed(
     blobs = RedisBlobStore(redis_url, keys)
     files = SharedFiles(Path(settings.shm_dir))
     load = artifact_loader(files, blobs, vocabulary)
+    # What proves to a gateway that its URL leads to this engine: nobody else can be made to say this epoch.
+    probe = compile(vocabulary, [record.epoch])
     if device_sets is not None:
-        limit_bytes = min(limit_bytes, device_sets.arena_bytes)
+        device_sets.place(PROBE, probe)
+        # A set takes no more bytes on the device than its artifact has, so what is held finds room there. (A member
+        # that still follows rank 0's words keeps what rank 0 forgot; if that leaves no room, its vote is a failed one.)
+        limit_bytes = min(limit_bytes, device_sets.arena_bytes - device_sets.size_bytes())
         load = onto_device(load, device_sets)
     held = HeldSets(limit_bytes=limit_bytes, max_sets=settings.held_limit_sets)
-    # What proves to a gateway that its URL leads to this engine: nobody else can be made to say this epoch.
-    held.hold_permanently(PROBE, compile(vocabulary, [record.epoch]))
+    held.hold_permanently(PROBE, probe)
     return RankFeed(
         rank=place.rank,
         size=place.size,

@@ -22,8 +22,10 @@ __all__ = ["NAMESPACE", "address_of_cluster", "check_address", "cluster_cpus", "
 # Actors are found by name in it, whatever namespace the process's own job has.
 NAMESPACE: Final = "maskfeed"
 
-# Candidate lists on their way to an actor lie in the object store; the largest has 64 MiB.
+# Large candidate lists on their way to an actor lie in the object store; the largest has 64 MiB.
 _LOCAL_OBJECT_STORE_BYTES: Final = 512 * 1024 * 1024
+# more than any job has that is not put there
+_INLINE_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_S: Final = 5.0
 _CPUS_PER_ACTOR: Final = 4
 _MAX_ACTORS: Final = 16
@@ -86,8 +88,11 @@ def pool_size(n_cpus: float) -> int:
 
 
 def _connect(address: str | None) -> None:
-    # how long a call to an actor that has died waits to hear why; read by this process only
+    # Read by this process only: how long a call to an actor that has died waits to hear why, and up to which size
+    # (bytes) arguments travel with a call. Beyond it they take the way through the object store, which costs a
+    # millisecond more; lists that are worth that go there by themselves.
     os.environ.setdefault("RAY_timeout_ms_task_wait_for_death_info", "100")
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(_INLINE_BYTES))
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

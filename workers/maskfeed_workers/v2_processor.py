@@ -6,7 +6,8 @@ row's mask is a function of the slot, its history and its drafts, computed on th
 
 Which request gets which set is decided once in a step that adds one of ours, for all of them together, in the order in
 which they were added: every rank does the same. Invariants: nothing waits for the device or copies to it in a step that
-adds no request of ours; a row that can't be served as asked is refused, never left free.
+gives no slot to a request of ours and takes none from one (but for a set of inline candidates that had to leave the
+device while its request waited); a row that can't be served as asked is refused, never left free.
 """
 
 import logging
@@ -57,8 +58,9 @@ class V2Processor:
         self._bound: dict[int, Constraint] = {}
         # sets that no feed brought, and that may therefore be evicted here; least recently used first
         self._own: dict[str, None] = {}
-        # slots of the last batch, whose sets stay
-        self._latest: NDArray[np.integer[Any]] = np.empty(0, np.int32)
+        # slots of the last batch, whose sets stay; a batch can come in parts
+        self._batch: NDArray[np.integer[Any]] = np.empty(0, np.int32)
+        self._batch_is_over = True
         # slots whose set was evicted because they were not in the last batch
         self._displaced: set[int] = set()
 
@@ -77,12 +79,14 @@ class V2Processor:
         """Decide on the requests that were added, and bring the outcome to the device."""
         if self._entering:
             verdicts = self._admission.decide(list(self._entering.values()))
+            active = {*self._batch.tolist(), *self._entering}
             for slot, verdict in zip(self._entering, verdicts, strict=True):
                 # The new reference was taken before the old one is given back: the same set stays.
                 self._let_go(slot)
-                self._enter(slot, verdict)
+                self._enter(slot, verdict, active)
             self._entering.clear()
         self._slots.flush()
+        self._batch_is_over = True
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Mask the rows of our requests, in place.
@@ -91,11 +95,13 @@ class V2Processor:
             logits: float32 [n_rows, width]; returned.
             ctx: vLLM's LogitsContext of these rows.
         """
-        self._latest = ctx.idx_mapping_np
-        if not self._slots.any_ours(ctx.idx_mapping_np):
+        slots = ctx.idx_mapping_np
+        self._batch = slots if self._batch_is_over else np.concatenate((self._batch, slots))
+        self._batch_is_over = False
+        if not self._slots.any_ours(slots):
             return logits
         if self._displaced:
-            self._bring_back()
+            self._bring_back(set(slots.tolist()))
         self._slots.mask_rows(
             logits,
             Histories(self._states.all_token_ids.gpu, self._states.total_len.gpu),
@@ -103,21 +109,21 @@ class V2Processor:
         )
         return logits
 
-    def _enter(self, slot: int, verdict: Constraint | Refusal | None) -> None:
+    def _enter(self, slot: int, verdict: Constraint | Refusal | None, active: set[int]) -> None:
         if isinstance(verdict, Constraint):
             self._bound[slot] = verdict
-            self._bind(slot, verdict)
+            self._bind(slot, verdict, active)
         elif verdict is not None:
             self._slots.refuse(slot, verdict.token_ids[:MAX_IDS])
         else:
             self._slots.free(slot)
 
-    def _bind(self, slot: int, constraint: Constraint) -> None:
+    def _bind(self, slot: int, constraint: Constraint, active: set[int]) -> None:
         place = None
         if len(constraint.stop_token_ids) > MAX_IDS:
             _log.error("request refused: %d stop ids, at most %d", len(constraint.stop_token_ids), MAX_IDS)
         else:
-            place = self._place(constraint)
+            place = self._place(constraint, active)
         refusal_ids = constraint.refusal.token_ids[:MAX_IDS]
         if place is None:
             self._slots.refuse(slot, refusal_ids)
@@ -130,8 +136,8 @@ class V2Processor:
             refusal_ids=refusal_ids,
         )
 
-    def _place(self, constraint: Constraint) -> Place | None:
-        """The set on the device, brought there if no feed has; None when there is no room for it."""
+    def _place(self, constraint: Constraint, active: set[int]) -> Place | None:
+        """The set on the device, brought there if no feed has; None when those of `active` slots leave no room."""
         name = constraint.name
         if name in self._own:
             self._own[name] = self._own.pop(name)
@@ -141,16 +147,15 @@ class V2Processor:
             try:
                 place = self._sets.place(name, constraint.automaton)
             except CapacityError as error:
-                if not self._evict_one(name):
+                if not self._evict_one(name, active):
                     _log.error("request refused: %s", error.message)
                     return None
             else:
                 self._own[name] = None
                 return place
 
-    def _evict_one(self, for_name: str) -> bool:
-        """Evict a set of our own that no slot of the last batch or of this step uses; False if there is none."""
-        active = {*self._latest.tolist(), *self._entering}
+    def _evict_one(self, for_name: str, active: set[int]) -> bool:
+        """Evict a set of our own that no `active` slot uses; False if there is none."""
         in_use = {bound.name for slot, bound in self._bound.items() if slot in active} | {for_name}
         victim = next((name for name in self._own if name not in in_use), None)
         if victim is None:
@@ -160,11 +165,11 @@ class V2Processor:
         self._displaced |= {slot for slot, bound in self._bound.items() if bound.name == victim}
         return True
 
-    def _bring_back(self) -> None:
+    def _bring_back(self, present: set[int]) -> None:
         """Bind slots again that were thought idle, and are not: their position follows from their history."""
-        for slot in self._displaced.intersection(self._latest.tolist()):
+        for slot in sorted(self._displaced & present):
             self._displaced.discard(slot)
-            self._bind(slot, self._bound[slot])
+            self._bind(slot, self._bound[slot], present)
         self._slots.flush()
 
     def _let_go(self, slot: int) -> None:

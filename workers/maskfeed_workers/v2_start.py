@@ -15,10 +15,10 @@ import torch
 from maskfeed_workers.device_slots import DeviceSlots
 from maskfeed_workers.device_vocabulary import DeviceVocabulary
 from maskfeed_workers.engine_start import Engine
-from maskfeed_workers.mask_trial import MaskTrial
+from maskfeed_workers.mask_trial import MaskTrial, expect
 from maskfeed_workers.v2_processor import V2Processor
 
-__all__ = ["start_v2"]
+__all__ = ["MadeUpStates", "start_v2"]
 
 _STRANGER: Final = 0
 _OURS: Final = 1
@@ -35,8 +35,12 @@ def start_v2(engine: Engine, req_states: Any) -> V2Processor:
         req_states: the runner's LogitsProcRequestState; kept, only read.
 
     Raises:
-        EngineUnsupported: a mask differed from brute force, or a row that is not ours was touched.
+        EngineUnsupported: a mask differed from brute force, a row that is not ours was touched, or the runner's logits
+            have another width.
     """
+    expect(
+        req_states.vocab_size == engine.logits_width, "the runner's logits are not as wide as the model's vocabulary"
+    )
     vocabulary = DeviceVocabulary.of(engine.vocabulary, req_states.device)
     _prove(engine, vocabulary, req_states.device)
     return _processor(engine, vocabulary, req_states)
@@ -58,7 +62,7 @@ def _processor(engine: Engine, vocabulary: DeviceVocabulary, req_states: Any) ->
 def _prove(engine: Engine, vocabulary: DeviceVocabulary, device: torch.device) -> None:
     """Walk the engine's own epoch, token by token, each token first as a draft and then as one that was accepted."""
     trial = MaskTrial.of(engine)
-    states = _MadeUpStates(device, len(trial.text) + 2)
+    states = MadeUpStates(device, len(trial.text) + 2)
     processor = _processor(engine, vocabulary, states)
     for slot, parameters in ((_STRANGER, trial.stranger), (_OURS, trial.ours), (_REFUSED, trial.refused)):
         processor.add_request(slot, parameters)
@@ -78,8 +82,11 @@ def _prove(engine: Engine, vocabulary: DeviceVocabulary, device: torch.device) -
         processor.add_request(slot, trial.stranger)
 
 
-class _MadeUpStates:
-    """Request states of three slots with one prompt token each, and batches over them."""
+class MadeUpStates:
+    """Request states of three slots with one prompt token each, and batches over them.
+
+    Their tensors have the runner's own types, so that the kernels are compiled as the first request needs them.
+    """
 
     def __init__(self, device: torch.device, max_len: int) -> None:
         self.device = device
@@ -89,18 +96,19 @@ class _MadeUpStates:
         self.prompt_len = SimpleNamespace(np=np.ones(_N_SLOTS, np.int32))
 
     def accept(self, slot: int, token: int) -> None:
+        """The slot's history gains a token."""
         self.all_token_ids.gpu[slot, int(self.total_len.gpu[slot])] = token
         self.total_len.gpu[slot] += 1
 
     def context(self, draft: int) -> SimpleNamespace:
         """Four rows: the stranger's, ours, ours after a draft, and the refused one."""
 
-        def column(*values: int) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=self.device)
+        def column(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
 
         return SimpleNamespace(
-            idx_mapping_np=np.arange(_N_SLOTS, dtype=np.int32),
-            expanded_idx_mapping=column(_STRANGER, _OURS, _OURS, _REFUSED),
+            idx_mapping_np=np.arange(_N_SLOTS, dtype=np.intp),
+            expanded_idx_mapping=column(_STRANGER, _OURS, _OURS, _REFUSED, dtype=torch.int64),
             expanded_local_pos=column(0, 0, 1, 0),
             input_ids=column(0, 0, draft, 0),
         )
