@@ -46,6 +46,8 @@ __all__ = [
     "with_credentials",
 ]
 
+_SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+
 # All roots of the driver's exceptions, and what its sockets raise beside them.
 DRIVER_ERRORS: Final = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
 
@@ -279,6 +281,8 @@ class _BoundedCluster(redis.asyncio.RedisCluster):
 
 def _read_url(url: str) -> _Address:
     parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"it must begin with one of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}")
     scheme, _, kind = parts.scheme.partition("+")
     if kind != "cluster":
         return _Address(url, ())

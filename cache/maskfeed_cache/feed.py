@@ -10,7 +10,7 @@ be read is counted and skipped; after a loss of the carrier the same object goes
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
-from maskfeed_cache.feed_messages import Announcement, EngineEvent, EngineRecord, GatewayMessage, HeldUsage
+from maskfeed_cache.feed_messages import Announcement, EngineEvent, EngineRecord, Gap, GatewayMessage, HeldUsage
 from maskfeed_cache.fence import Fence
 
 __all__ = ["EngineFeed", "GatewayFeed"]
@@ -192,9 +192,10 @@ class GatewayFeed(Protocol):
         """
         ...
 
-    def events(self) -> AsyncIterator[EngineEvent]:
+    def events(self) -> AsyncIterator[EngineEvent | Gap]:
         """What the engines say from `start` on, in the stream's order; ends at `close`. For one consumer.
 
-        A loss of the store is waited out. Events of that time may be lost, so whoever waits for one has a deadline.
+        A loss of the store is waited out, and a `Gap` says that it is over. Events of that time may be lost, and so may
+        messages that were sent before it: what still matters of them has to be said again.
         """
         ...

@@ -2,7 +2,7 @@
 
 Gateway -> engines of a group: `Announcement` (hold this set for this nonce), `Ended` (the nonce's request is over),
 `Clear` (the cache has begun a new generation). Engine -> gateways: `Ready`, `Failed`, `Dead`. And `EngineRecord`: what
-an engine publishes of itself while it lives.
+an engine publishes of itself while it lives. `Gap` is said by a gateway's own feed and never travels.
 This module knows no Redis. Invariant: `decode(encode(m)) == m`, and fields that can't be read raise CorruptArtifact.
 
 Times are durations ("from receipt"), never instants: clocks of two hosts are not compared.
@@ -25,6 +25,7 @@ __all__ = [
     "EngineEvent",
     "EngineRecord",
     "Failed",
+    "Gap",
     "GatewayMessage",
     "HeldUsage",
     "Ready",
@@ -98,6 +99,11 @@ class Dead:
 
     epoch: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The store was away: what was said shortly before, in either direction, may be lost."""
 
 
 _M = TypeVar("_M")

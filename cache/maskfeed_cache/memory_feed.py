@@ -19,6 +19,7 @@ from maskfeed_cache.feed_messages import (
     Ended,
     EngineEvent,
     EngineRecord,
+    Gap,
     GatewayMessage,
     HeldUsage,
 )
@@ -229,7 +230,7 @@ class MemoryGatewayFeed:
         self._broker.faults.check("clear")
         self._broker.send_to_engines([Clear(fence.epoch, fence.generation)])
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
+    async def events(self) -> AsyncIterator[EngineEvent | Gap]:
         """See `GatewayFeed`."""
         while not self._is_closed and (event := await self._queue.get()) is not None:
             yield event

@@ -27,6 +27,7 @@ from maskfeed_cache.feed_messages import (
     Ended,
     EngineEvent,
     EngineRecord,
+    Gap,
     GatewayMessage,
     decode_engine_event,
     encode_message,
@@ -71,7 +72,7 @@ class RedisGatewayFeed:
         self._client = open_async_client(url, timeouts)
         self._answer_s = timeouts.answer_s
         self._position = BEGINNING
-        self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue(_QUEUED_EVENTS)
+        self._queue: asyncio.Queue[EngineEvent | Gap | None] = asyncio.Queue(_QUEUED_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
         # a read is out or has failed: whether Redis still has the stream must be looked up before the next one
         self._is_adrift = False
@@ -160,7 +161,7 @@ class RedisGatewayFeed:
             self._add(pipeline, Clear(fence.epoch, fence.generation))
             await pipeline.execute()
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
+    async def events(self) -> AsyncIterator[EngineEvent | Gap]:
         """See `GatewayFeed`."""
         while not self._is_closed and (event := await self._queue.get()) is not None:
             yield event
@@ -178,7 +179,7 @@ class RedisGatewayFeed:
             except (StoreError, CapacityError) as error:
                 wait_s = next(waits)
                 _LOG.warning(
-                    *("feed-step-failed step=%s wait_s=%.2f error=%r cause=%r", step.__name__, wait_s),
+                    *("event=feed-step-failed step=%s wait_s=%.2f error=%r cause=%r", step.__name__, wait_s),
                     *(error.message, str(error.__cause__)),
                 )
                 await asyncio.sleep(wait_s)
@@ -192,9 +193,11 @@ class RedisGatewayFeed:
         await self._client.set(self._keys.gateway(self._gateway), 1, px=self._lease_ms)
 
     async def _read_events(self) -> None:
-        async with self._store_errors("events", patience_s=_BLOCK_MS / 1000):
-            if self._is_adrift:
+        if self._is_adrift:
+            async with self._store_errors("events"):
                 self._position = resume_position(self._position, await self._newest_entry_id())
+            await self._queue.put(Gap())
+        async with self._store_errors("events", patience_s=_BLOCK_MS / 1000):
             self._is_adrift = True
             streams: Any = await self._client.xread(
                 {self._keys.events: self._position}, count=_ENTRIES_PER_READ, block=_BLOCK_MS
@@ -221,5 +224,5 @@ class RedisGatewayFeed:
             return EngineRecord.from_json(text)
         except CorruptArtifact:
             self._n_skipped += 1
-            _LOG.warning("engine-record-skipped group=%s", self._keys.group)
+            _LOG.warning("event=engine-record-skipped group=%s", self._keys.group)
             return None

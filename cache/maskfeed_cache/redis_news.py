@@ -44,7 +44,9 @@ async def read_news(client: redis.asyncio.Redis, stream: str, *, answer_s: float
             waits = backoff_s()
         except (StoreError, CapacityError) as error:
             wait_s = next(waits)
-            _LOG.warning("cache-news-lost wait_s=%.2f error=%r cause=%r", wait_s, error.message, str(error.__cause__))
+            _LOG.warning(
+                "event=cache-news-lost wait_s=%.2f error=%r cause=%r", wait_s, error.message, str(error.__cause__)
+            )
             place = None
             await asyncio.sleep(wait_s)
             continue

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from maskfeed_automata import Automaton, CandidateSet, LeadingSpace, Limits, Vocabulary, build
 from maskfeed_automata.builder import check_producible
-from maskfeed_automata.errors import CandidateError
+from maskfeed_automata.errors import CandidateError, ParameterError
 from maskfeed_cache.fence import Layer, LayerUsage
 from maskfeed_cache.process_cache import ProcessCache, ProcessFence
 
@@ -28,9 +28,14 @@ class SetCache:
         vocabulary: the model's.
         limit_bytes: of the artifacts that are kept, at least 0; the least recently used ones make room. None keeps all
             until `clear`.
+
+    Raises:
+        ParameterError: a limit below 0.
     """
 
     def __init__(self, vocabulary: Vocabulary, limit_bytes: int | None = None) -> None:
+        if limit_bytes is not None and limit_bytes < 0:
+            raise ParameterError(f"limit_bytes must be at least 0, not {limit_bytes}", field="limit_bytes")
         self._vocabulary = vocabulary
         self._sets: ProcessCache[str, Automaton] = ProcessCache(
             Layer.SETS, ProcessFence(), size_of=lambda automaton: automaton.nbytes, limit_bytes=limit_bytes

@@ -52,7 +52,7 @@ def decode_entries(
             messages.append(decode(fields))
         except CorruptArtifact:
             n_skipped += 1
-            _LOG.warning("feed-entry-skipped stream=%s id=%s", stream, entry_id.decode())
+            _LOG.warning("event=feed-entry-skipped stream=%s id=%s", stream, entry_id.decode())
     return messages, n_skipped
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Never
+from typing import Final, Never
 
 from maskfeed_automata.errors import CapacityError, StoreUnavailable
 from maskfeed_cache.clock import Clock, wait_until
@@ -10,11 +10,14 @@ from maskfeed_cache.store import CacheIndex
 
 __all__ = ["keep_sweeping"]
 
+# A sweep is wanted in the middle of somebody's request, and often by many at once.
+_SETTLE_S: Final = 0.1
+
 _LOG = logging.getLogger("maskfeed.cache")
 
 
 async def keep_sweeping(index: CacheIndex, clock: Clock, *, wanted: asyncio.Event, every_s: float) -> Never:
-    """Sweep now, whenever `wanted` is set, and every `every_s` seconds."""
+    """Sweep now, a moment after `wanted` is set (once for all who set it meanwhile), and every `every_s` seconds."""
     while True:
         wanted.clear()
         try:
@@ -25,3 +28,4 @@ async def keep_sweeping(index: CacheIndex, clock: Clock, *, wanted: asyncio.Even
             # what is left now is found the next time
             _LOG.warning("event=sweep-failed reason=%r", error.message)
         await wait_until(wanted, clock, every_s)
+        await wait_until(asyncio.Event(), clock, _SETTLE_S)

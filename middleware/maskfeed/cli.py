@@ -17,7 +17,7 @@ from typing import Any, Never, TypeVar, get_args
 import click
 
 from maskfeed import Automaton, CandidateSet, LeadingSpace, Vocabulary, __version__
-from maskfeed.config import COMPILERS, GatewaySettings
+from maskfeed.config import COMPILERS, GatewaySettings, unknown_variables
 from maskfeed_automata import build
 from maskfeed_automata.errors import MaskfeedError, ParameterError, StoreError
 
@@ -107,6 +107,7 @@ def serve(**given: Any) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
     )
+    _warn_of_unknown_variables()
 
     def run(redis_url: str, keep_redis: Callable[[], Awaitable[Never]] | None = None) -> None:
         if keep_redis is not None:
@@ -236,6 +237,17 @@ def doctor(as_json: bool, **given: Any) -> None:
             click.echo(f"{'ok     ' if finding.ok else 'MISSING'} {finding.name}: {finding.detail}")
         click.echo("versions " + ", ".join(f"{name} {found}" for name, found in versions.items()))
     sys.exit(0 if ok else 1)
+
+
+def _warn_of_unknown_variables() -> None:
+    """A misspelt setting is no error, since the variables of others may have our prefix, but it is told."""
+    from maskfeed.service.telemetry import log_event
+    from maskfeed_workers.engine_settings import engine_variables
+
+    # the address that `serve` prints
+    known_elsewhere = engine_variables() | {"MASKFEED_URL"}
+    for name, meant in unknown_variables(os.environ, known_elsewhere=known_elsewhere).items():
+        log_event("unknown-setting", {"variable": name, "meant": meant or "-"}, level=logging.WARNING)
 
 
 def _described(automaton: Automaton) -> dict[str, Any]:

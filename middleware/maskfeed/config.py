@@ -7,7 +7,9 @@ Precedence is command line, then environment, then default. `python -m maskfeed.
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 from maskfeed_automata.errors import ParameterError
 from maskfeed_cache.connection import with_credentials
@@ -23,6 +25,7 @@ __all__ = [
     "QueueSettings",
     "RaySettings",
     "settings_document",
+    "unknown_variables",
     "variables",
 ]
 
@@ -170,8 +173,7 @@ class GatewaySettings:
         _check_ranges(self, "")
         if self.compiler not in COMPILERS:
             raise _refusal("compiler", f"must be {' or '.join(COMPILERS)}, not {self.compiler!r}")
-        if not self.upstream_url.startswith(("http://", "https://")):
-            raise _refusal("upstream_url", "must start with http:// or https://")
+        _check_base_url(self.upstream_url)
         try:
             Keyspace(group=self.group)
         except ValueError as error:
@@ -224,12 +226,28 @@ def variables() -> frozenset[str]:
     )
 
 
+def unknown_variables(environ: Mapping[str, str], *, known_elsewhere: frozenset[str]) -> dict[str, str | None]:
+    """Variables with our prefix that nobody reads, most likely misspelt, and the one that each was meant to be.
+
+    Args:
+        environ: the environment.
+        known_elsewhere: variables of other parts, which often share an environment with the gateway.
+    """
+    known = variables() | known_elsewhere
+    strangers = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+    # compared without the prefix, which would make all of them alike
+    words = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in sorted(known)}
+    nearest = {name: get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), words, 1) for name in strangers}
+    return {name: words[close[0]] if close else None for name, close in nearest.items()}
+
+
 def settings_document() -> str:
     """The text of docs/settings.md."""
     rows = [
         "# Settings of the gateway",
         "",
-        "Read from the environment; options of `maskfeed serve` win over them. This page is generated:",
+        "Read from the environment; options of `maskfeed serve` win over them. A variable `MASKFEED_*` that neither",
+        "gateway nor engine reads is told in the log, `event=unknown-setting`. This page is generated:",
         "`python -m maskfeed.config > docs/settings.md`.",
         "",
         "| variable | default | meaning |",
@@ -261,6 +279,13 @@ def _given(settings: Any, environ: Mapping[str, str], prefix: str) -> dict[str, 
         if text:
             given[setting.name] = _read(name, text, is_number=isinstance(setting.default, int))
     return given
+
+
+def _check_base_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")) or not urlsplit(url).netloc:
+        raise _refusal("upstream_url", "must start with http:// or https:// and a host")
+    if url.rstrip("/").endswith("/v1"):
+        raise _refusal("upstream_url", "must be without /v1, which the gateway adds itself")
 
 
 def _check_ranges(settings: Any, prefix: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from feed_samples import RECORD, VOCABULARY, announcement
 from maskfeed_automata.errors import CapacityError, StoreUnavailable
 from maskfeed_cache.connection import DEFAULT_TIMEOUTS, Timeouts
-from maskfeed_cache.feed_messages import Dead, EngineEvent
+from maskfeed_cache.feed_messages import Dead, EngineEvent, Gap
 from maskfeed_cache.keys import LEASE_MS, STREAM_MAX_ENTRIES, VOCABULARY_TTL_S, Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_gateway_feed import RedisGatewayFeed
@@ -96,7 +96,7 @@ async def pair(redis_url: str) -> AsyncIterator[Pair]:
     await pair.gateway.close()
 
 
-async def next_event(gateway: RedisGatewayFeed) -> EngineEvent:
+async def next_event(gateway: RedisGatewayFeed) -> EngineEvent | Gap:
     async with asyncio.timeout(10):
         return await anext(gateway.events())
 
@@ -195,6 +195,7 @@ async def test_events_and_lease_of_a_gateway_survive_a_restart(
 
     await eventually(leased_again)
     engine.publish([Dead("after", "")])
+    assert await next_event(gateway) == Gap()
     assert await next_event(gateway) == Dead("after", "")
 
 

@@ -181,3 +181,8 @@ def test_a_cleared_set_that_nobody_holds_is_freed():
     del kept
     gc.collect()
     assert freed.wait(GUARD_S)
+
+
+def test_a_limit_below_zero_is_refused():
+    with pytest.raises(ParameterError, match="at least 0, not -1"):
+        SetCache(VOCABULARY, limit_bytes=-1)

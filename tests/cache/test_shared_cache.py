@@ -549,6 +549,8 @@ async def test_a_stale_commit_is_pinned_as_orphaned_for_its_callers(cluster, cac
     assert (await cluster.usage()).orphaned_pinned_bytes == 0
     await cache.clear()
     await settle()
+    cluster.clock.advance(1.0)
+    await settle()
     assert not cluster.blobs.blobs
 
 
@@ -707,5 +709,7 @@ async def test_garbage_is_swept_after_a_clear_without_being_asked(cluster, cache
     await cache.get(KEY, cluster.compute)
     assert len(cluster.blobs.blobs) == 1
     await cache.clear()
+    await settle()
+    cluster.clock.advance(1.0)
     await settle()
     assert not cluster.blobs.blobs

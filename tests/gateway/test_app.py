@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import pytest
 import zstandard
-from aiohttp import ClientConnectionError, ClientPayloadError
+from aiohttp import ClientConnectionError, ClientConnectionResetError, ClientPayloadError
 
 from fake_engine import RAW_PIECES, VOCABULARY, FakeEngine, engine_record
 from gateway_stack import gateway_stack, http_client, serving
@@ -18,6 +18,7 @@ from manual_clock import settle
 from maskfeed.config import GatewaySettings, QueueSettings
 from maskfeed.service.app import create_app, open_parts
 from maskfeed.service.routes import PARTS, PASSED_THROUGH
+from maskfeed.service.telemetry import SERVER_LOG
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
 from maskfeed_cache.redis_store import RedisBlobStore
@@ -489,6 +490,32 @@ async def test_redis_that_dies_is_503_and_when_it_is_back_the_gateway_is_too(fra
         assert (await response.json())["maskfeed"]["candidate"] in NAMES
 
 
+async def test_a_request_whose_announcement_was_lost_with_redis_is_announced_again_and_answered(fragile_redis):
+    url = fragile_redis.url
+    async with redis_engine(url) as engine, redis_gateway(url, upstream_url=engine.url) as (client, _):
+        await until_status(client, "/ready", 200)
+        engine.faults.is_slow = True
+        answering = asyncio.create_task(client.post(COMPLETIONS, json=a_body()))
+        await engine.until(lambda seen: len(seen.announced) == 1)
+        fragile_redis.kill()
+        fragile_redis.restart()
+        await engine.until(lambda seen: len(seen.announced) == 2)
+        first, again = engine.seen.announced
+        assert first == again
+        # its artifact went with Redis, too: the set is compiled once more
+        engine.answer_announcements()
+        answer = await (await answering).json()
+        assert answer["maskfeed"]["candidate"] in NAMES
+        await engine.until(lambda seen: {each.nonce for each in seen.announced} <= set(seen.ended))
+
+
+async def test_the_tasks_of_the_event_loop_can_be_counted(redis_url):
+    async with redis_engine(redis_url) as engine, redis_gateway(redis_url, upstream_url=engine.url) as (client, _):
+        text = await (await client.get("/metrics")).text()
+        (line,) = [line for line in text.splitlines() if line.startswith("maskfeed_event_loop_tasks ")]
+        assert float(line.split()[1]) > 1
+
+
 async def test_a_gateway_that_starts_before_redis_and_engine_becomes_ready_without_a_restart(fragile_redis):
     url = fragile_redis.url
     fragile_redis.kill()
@@ -586,4 +613,21 @@ async def test_what_is_no_http_is_one_line_in_the_log_without_a_traceback(client
     assert record.levelname == "WARNING"
     assert "event=broken-http status=400" in record.getMessage()
     assert "secret" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_expectation_that_nobody_knows_is_417_and_no_broken_connection(client, caplog):
+    response = await client.post("/v1/chat/completions", data=b"{}", headers={"Expect": "the-unexpected"})
+    assert response.status == 417
+    assert response.headers["X-Request-Id"]
+    assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_leaves_within_its_answer_is_one_line_in_the_log_without_a_traceback(caplog):
+    caplog.set_level("INFO")
+    # how aiohttp says it
+    left = ClientConnectionResetError("Cannot write to closing transport")
+    SERVER_LOG.error("Error handling request from %s", "127.0.0.1", exc_info=left)
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("INFO", "event=client-left")
     assert "Traceback" not in caplog.text

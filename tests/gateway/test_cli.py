@@ -180,6 +180,7 @@ def test_the_doctor_looks_for_a_redis_program_where_no_url_is_given(command):
     result = command("doctor", "--upstream", "http://127.0.0.1:9")
     assert result.exit_code == 1
     assert "ok      redis-server" in result.output
+    assert "engines and masks not looked at: give --redis-url" in result.output
     assert "MISSING upstream" in result.output
 
 

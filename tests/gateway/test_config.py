@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maskfeed.cli import main
-from maskfeed.config import GatewaySettings, settings_document
+from maskfeed.config import GatewaySettings, settings_document, unknown_variables
 from maskfeed_automata.errors import ParameterError, StoreError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -79,6 +79,9 @@ def _texts(settings, prefix):
         ("MASKFEED_DEADLINE_MS", "0", "at least 1"),
         ("MASKFEED_DEADLINE_MS", "600001", "at most 600000"),
         ("MASKFEED_UPSTREAM_URL", "localhost:8000", "http://"),
+        ("MASKFEED_UPSTREAM_URL", "http://", "a host"),
+        ("MASKFEED_UPSTREAM_URL", "http://engine:8000/v1", "without /v1"),
+        ("MASKFEED_UPSTREAM_URL", "http://engine:8000/llm/v1/", "without /v1"),
         ("MASKFEED_GROUP", "a:b", "letters"),
         ("MASKFEED_COMPILE_THREADS", "0", "at least 1"),
     ],
@@ -115,6 +118,12 @@ def test_a_message_names_the_option_where_there_is_one(name, value):
         GatewaySettings().with_overrides(**{name: value})
     where = f"MASKFEED_{name.upper()}" + (f" or {offered[name]}" if name in offered else "")
     assert caught.value.message.endswith(f" ({where})")
+
+
+def test_variables_that_nobody_reads_are_found_with_what_they_were_meant_to_be():
+    environ = {"MASKFEED_QEUE_LIMIT": "1", "MASKFEED_ZZZ": "1", "MASKFEED_PORT": "1", "MASKFEED_SHM_DIR": "/", "X": "1"}
+    found = unknown_variables(environ, known_elsewhere=frozenset({"MASKFEED_SHM_DIR"}))
+    assert found == {"MASKFEED_QEUE_LIMIT": "MASKFEED_QUEUE_LIMIT", "MASKFEED_ZZZ": None}
 
 
 def test_no_key_is_in_the_text_of_the_settings():

@@ -240,13 +240,17 @@ class SpokenTo:
         self.failing = 0
 
     async def announce(self, announcement):
+        self._fail_if_told("announce")
         self.announced.append(announcement)
 
     async def end(self, nonces):
+        self._fail_if_told("end")
+        self.ended.extend(nonces)
+
+    def _fail_if_told(self, stage):
         if self.failing:
             self.failing -= 1
-            raise StoreUnavailable("away", stage="end")
-        self.ended.extend(nonces)
+            raise StoreUnavailable("away", stage=stage)
 
 
 class Waiter:
@@ -344,9 +348,37 @@ async def test_a_request_that_is_given_up_while_it_fails_leaves_no_unseen_error(
 
 async def test_an_end_that_could_not_be_sent_is_kept():
     waiter = Waiter()
-    waiter.feed.failing = 1
     await waiter.hear(ready(A), ready(B))
+    waiter.feed.failing = 1
     await waiter.end()
     assert waiter.feed.ended == []
     await waiter.promises.close()
     assert waiter.feed.ended == ["0" * 32]
+
+
+async def test_what_a_store_that_was_away_may_have_lost_is_said_again():
+    waiter = Waiter()
+    await waiter.hear(ready(A))
+    waiter.promises.say_again()
+    await waiter.hear(ready(A), ready(B))
+    first, again = waiter.feed.announced
+    assert first == again
+    waiter.promises.say_again()
+    await waiter.end()
+    waiter.promises.say_again()
+    await settle()
+    assert waiter.feed.announced == [first, again]
+    assert waiter.feed.ended == ["0" * 32] * 2
+
+
+async def test_what_could_not_be_said_again_is_kept():
+    waiter = Waiter()
+    await settle()
+    waiter.feed.failing = 1
+    waiter.promises.say_again()
+    await settle()
+    assert len(waiter.feed.announced) == 1
+    waiter.promises.tell_ended()
+    await waiter.hear(ready(A), ready(B))
+    assert len(waiter.feed.announced) == 2
+    await waiter.end()

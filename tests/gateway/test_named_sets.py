@@ -124,7 +124,8 @@ async def test_a_change_adds_and_removes(client):
 async def test_a_change_that_leaves_nothing_is_refused_and_changes_nothing(client):
     await put(client, ["a"])
     response = await client.patch(TOOLS, json={"remove": ["a"]})
-    assert (response.status, (await error_of(response))["code"]) == (400, "bad-candidate")
+    error = await error_of(response)
+    assert (response.status, error["code"], error["param"]) == (400, "bad-candidate", "remove")
     assert (await (await client.get(TOOLS)).json())["generation"] == 1
 
 

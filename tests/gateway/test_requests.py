@@ -235,9 +235,20 @@ class TestJson:
         assert error.context.get("position") == position
         assert status_of(error) == 400
 
-    def test_a_surrogate_outside_the_candidates_is_an_error_of_the_body(self):
-        error = refusal(rb'{"candidates": ["a"], "messages": "\ud800 text"}')
+    @pytest.mark.parametrize(
+        ("more", "param"),
+        [
+            (rb'"messages": "\ud800 text"', "messages"),
+            (rb'"messages": [{"content": "x"}, {"content": [{"text": "\udc00"}]}]', "messages[1].content[0].text"),
+            (rb'"a\udc00": {"b": "\udc00"}', "a?.b"),
+            (rb'"ids": [1, "\ud800"]', "ids[1]"),
+        ],
+    )
+    def test_a_surrogate_outside_the_candidates_names_its_place(self, more, param):
+        error = refusal(rb'{"candidates": ["a"], ' + more + b"}")
         assert isinstance(error, ParameterError)
+        assert "lone surrogate" in error.message
+        assert param_of(error) == param
 
     def test_invalid_utf8_in_another_field_names_that_field(self):
         assert param_of(refusal(b'{"candidates": ["a"], "prompt": "\xff"}')) == "prompt"
@@ -303,6 +314,7 @@ class TestNames:
             *("candidate_option", "candidates_options", "candidateOptions", "candidat_set", "maskfeed", "maskfeed_id"),
             *("choices", "choice", "allowed_answers", "allowedChoices", "grammar", "regex", "ebnf", "json_schema"),
             *("structural_tag", "constraints", "enum", "options", "labels", "answers", "valid_choices"),
+            *("named_set", "set", "classes"),
             *("allowed", "allowed_responses", "allowed_values", "allowed_choices", "allowedOutputs"),
             *("permitted", "permitted_answers", "answer_options", "possible_answers", "output_format", "one_of"),
             *("logits_processors", "allowed_token_id"),

@@ -233,6 +233,7 @@ def _publish_gauges(telemetry: Telemetry, queue: CandidateQueue, promises: Promi
     telemetry.watch("queue_sets", "Sets that wait for a compiler", lambda: queue.waiting)
     telemetry.watch("compiling_sets", "Sets that are compiled now", lambda: queue.taken)
     telemetry.watch("held_promises", "Sets that engines hold for running requests", lambda: promises.held)
+    telemetry.watch("event_loop_tasks", "Tasks that have not ended", lambda: len(asyncio.all_tasks()))
 
 
 def _new_nonce() -> str:

@@ -26,7 +26,8 @@ def unpack(packed: bytes, encoding: str, *, limit_bytes: int) -> bytes:
 
     Raises:
         LimitExceeded: the result would be larger. Context: `limit`, `value` (more than this was found), `unit`.
-        ParameterError: another coding, or bytes that are not of this coding, or cut off.
+        ParameterError: another coding, or bytes that are not of this coding, or cut off; but zstd that is cut off gives
+            the part of the body that is there.
 
     Cost: linear in the result. Releases the GIL.
     """

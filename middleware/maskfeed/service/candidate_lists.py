@@ -131,10 +131,10 @@ def told_as(field: str, *, member: str = "") -> Iterator[None]:
 
 
 def unencodable_candidate(body: bytes, fields: Sequence[str] = (CANDIDATES, CHOICE)) -> RequestError | None:
-    """The error for the first candidate whose value or id is no Unicode text; None if all are.
+    """The error for the first candidate whose value or id is no Unicode text, or else for other such text of the body.
 
     That is a lone surrogate, or invalid UTF-8. Only for bodies that a strict reader has refused: the lenient reader
-    here turns each such piece into a surrogate.
+    here turns each such piece into a surrogate. None if there is no such text.
 
     Args:
         body: the whole of it.
@@ -154,7 +154,8 @@ def unencodable_candidate(body: bytes, fields: Sequence[str] = (CANDIDATES, CHOI
                 return CandidateError(f"{path}{_NO_UNICODE}", field=field, index=index, malformed=True)
             if _is_unencodable(_member(element, "id")):
                 return ParameterError(f"{path}.id{_NO_UNICODE}", field=f"{path}.id")
-    return None
+    elsewhere = _unencodable_path(value)
+    return None if elsewhere is None else ParameterError(f"`{elsewhere}`{_NO_UNICODE}", field=elsewhere)
 
 
 def _shape_error(problem: str, field: str) -> RequestError:
@@ -170,6 +171,31 @@ def _shape_error(problem: str, field: str) -> RequestError:
         path = f"{field}[{index}].{member or 'value'}"
         return ParameterError(f"{path}: {problem}", field=path)
     return CandidateError(f"{field}[{index}]: {problem}", field=field, index=index, malformed=True)
+
+
+def _unencodable_path(value: object) -> str | None:
+    """Where in a value there is text that is no Unicode text; names of members are not looked at."""
+    ahead: list[tuple[str, object]] = [("", value)]
+    while ahead:
+        path, container = ahead.pop()
+        for step, each in _members(container):
+            is_bad = _is_unencodable(each)
+            if is_bad or isinstance(each, dict | list):
+                place = (path + step).removeprefix(".")
+                if is_bad:
+                    return place
+                ahead.append((place, each))
+    return None
+
+
+def _members(value: object) -> Iterator[tuple[str, object]]:
+    """What an object or a list holds, each with its step of a path, in text that can be told."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield f".{name[:_SHOWN_CHARACTERS].encode(errors='replace').decode()}", each
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield f"[{index}]", each
 
 
 def _member(value: object, name: str) -> object:

@@ -28,6 +28,8 @@ from maskfeed_workers.engine_checks import TESTED_VERSIONS
 
 __all__ = ["Finding", "examine", "find_version"]
 
+# without a Redis there is no way to the engines: a doctor who is content has not seen them
+_NOT_LOOKED_AT: Final = "engines and masks not looked at: give --redis-url, the one that `maskfeed serve` prints"
 _TIMEOUT_S: Final = 5.0
 _PROOF_TIMEOUT_S: Final = 30.0
 _PYTHONS: Final = ((3, 11), (3, 14))
@@ -92,7 +94,7 @@ def _look_at_local_vllm() -> Finding:
 
 def _look_for_program() -> Finding:
     try:
-        return Finding("redis-server", True, find_redis_server())
+        return Finding("redis-server", True, f"{find_redis_server()}; {_NOT_LOOKED_AT}")
     except MaskfeedError as error:
         return Finding("redis-server", False, error.message)
 
@@ -106,13 +108,15 @@ async def _look_for_redis(redis_url: str) -> Finding:
         finally:
             await client.aclose()
     except MaskfeedError as error:
-        return Finding("redis", False, f"{error.message}; {error.__cause__}")
+        # the driver's own text, where it has more to say than ours
+        cause = str(error.__cause__)
+        return Finding("redis", False, error.message if cause in error.message else f"{error.message}; {cause}")
     release, policy = str(told["redis_version"]), told.get("maxmemory_policy", "unknown")
     detail = f"{release}, {told['used_memory_human']} of {told.get('maxmemory_human', '?')} used, policy {policy}"
     if tuple(map(int, release.split(".")[:2])) < _OLDEST_REDIS:
         return Finding("redis", False, f"{detail}; needed: {_OLDEST_REDIS[0]}.{_OLDEST_REDIS[1]} or later")
     if str(policy).startswith("allkeys"):
-        return Finding("redis", False, f"{detail}: it may drop the cache's own counts; set noeviction")
+        return Finding("redis", False, f"{detail}: it may drop the cache's own counts; set volatile-lru or noeviction")
     return Finding("redis", True, detail)
 
 

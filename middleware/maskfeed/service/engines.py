@@ -26,7 +26,7 @@ from maskfeed_automata.errors import (
 )
 from maskfeed_cache.clock import Clock
 from maskfeed_cache.feed import GatewayFeed
-from maskfeed_cache.feed_messages import Dead, EngineEvent, EngineRecord, HeldUsage
+from maskfeed_cache.feed_messages import Dead, EngineEvent, EngineRecord, Gap, HeldUsage
 from maskfeed_cache.fence import Fence
 from maskfeed_cache.keys import LEASE_MS
 from maskfeed_workers.compiler import Compiler
@@ -168,8 +168,11 @@ class EngineGroup:
             return False
         return True
 
-    def receive(self, event: EngineEvent) -> None:
-        """Take what an engine said."""
+    def receive(self, event: EngineEvent | Gap) -> None:
+        """Take what an engine said, or that something may have been lost."""
+        if isinstance(event, Gap):
+            self._promises.say_again()
+            return
         self._promises.receive(event)
         if isinstance(event, Dead):
             _LOG.warning("event=engine-dead epoch=%s reason=%r", event.epoch, event.reason)

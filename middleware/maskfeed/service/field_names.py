@@ -54,7 +54,7 @@ _FOREIGN: Final = frozenset(
         *("choice", "choices", "choiceslist", "choicelist", "oneof", "enum", "enums", "constraint", "constraints"),
         *("grammar", "gbnf", "ebnf", "lark", "regex", "jsonschema", "jsonobject", "structuraltag", "format"),
         *("outputformat", "logitsprocessor", "logitsprocessors", "prefixallowedtokensfn", "forcewords"),
-        *("forcewordsids",),
+        *("forcewordsids", "set", "sets", "setname", "namedset", "namedsets"),
     }
 )
 _FOREIGN_PREFIXES: Final = ("allowed", "permitted")
@@ -62,7 +62,7 @@ _FOREIGN_PREFIXES: Final = ("allowed", "permitted")
 _INNOCENT: Final = frozenset({"allowedtools", "allowedopenaiparams"})
 # The same, but innocent names unless they hold a list.
 _FOREIGN_LISTS: Final = re.compile(
-    r"options|labels|answers|values"
+    r"options|labels|classes|answers|values"
     r"|(valid|possible|legal|answer|output|response|result)(choice|option|answer|label|value|response|output)s?(list)?"
 )
 # Targets of typing errors, normalised, and how many letters may be wrong.

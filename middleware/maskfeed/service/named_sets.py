@@ -20,7 +20,7 @@ from maskfeed.service.offload import off_loop
 from maskfeed.service.preconditions import Precondition
 from maskfeed.service.requests import ConstrainedRequest
 from maskfeed.service.resident_lists import ListPart, ResidentList
-from maskfeed_automata.errors import CorruptArtifact, DeletedSet, StaleGeneration, UnknownSet
+from maskfeed_automata.errors import CandidateError, CorruptArtifact, DeletedSet, StaleGeneration, UnknownSet
 from maskfeed_cache.counted_entries import CountedEntries, Entry
 from maskfeed_cache.named_sets import NamedSet, NamedSetStore, NamedSetUsage, PackedList, pack, stale, unpack
 
@@ -133,6 +133,8 @@ class NamedSets:
 
         def apply(named: NamedSet, packed: bytes) -> tuple[Changed, _Prepared]:
             changed = change.applied_to(list_of(unpack(packed, named)))
+            if not changed.listed.values:
+                raise CandidateError("remove: no candidate would be left; DELETE deletes a set", field="remove")
             return changed, _prepare(changed.listed)
 
         async def attempt() -> tuple[NamedSet, Changed, ResidentList]:

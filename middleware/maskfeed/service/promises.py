@@ -6,9 +6,11 @@ has answered, died, or lost its record; a request whose engines are all gone lea
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from maskfeed.service.lifeline import Lifeline
 from maskfeed_automata.errors import (
@@ -24,6 +26,9 @@ from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, Failed
 from maskfeed_cache.shared_cache import Found
 
 __all__ = ["Promise", "Promises", "blob_is_lost"]
+
+# Ends that are said again after the store was away: many more than can be between a gateway and an engine at one time.
+_REMEMBERED_ENDS: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Promise:
 class _Wait:
     """The engines that one nonce waits for or counts on."""
 
-    def __init__(self, epochs: Collection[str]) -> None:
+    def __init__(self, announcement: Announcement, epochs: Collection[str]) -> None:
+        self.announcement = announcement
         self.missing = set(epochs)
         self.ready: set[str] = set()
         self.lifeline = Lifeline()
@@ -96,6 +102,10 @@ class Promises:
         self._waits: dict[str, _Wait] = {}
         self._held: set[str] = set()
         self._ended: list[str] = []
+        # those of whose end the store has been told last
+        self._told: deque[str] = deque(maxlen=_REMEMBERED_ENDS)
+        # to be announced once more, if they still wait; in order, without values
+        self._unanswered: dict[str, None] = {}
         self._telling: asyncio.Task[None] | None = None
 
     @property
@@ -113,20 +123,19 @@ class Promises:
             StoreUnavailable: the announcement could not be sent.
         """
         nonce = self._new_nonce()
-        wait = self._waits[nonce] = _Wait(epochs)
+        announcement = Announcement(
+            artifact_hash=found.entry.artifact_hash,
+            size_bytes=found.entry.size_bytes,
+            nonce=nonce,
+            lifetime_ms=self._lifetime_ms,
+            gateway=self._feed.gateway,
+            cache_epoch=found.fence.epoch,
+            generation=found.fence.generation,
+        )
+        wait = self._waits[nonce] = _Wait(announcement, epochs)
         self._held.add(nonce)
         try:
-            await self._feed.announce(
-                Announcement(
-                    artifact_hash=found.entry.artifact_hash,
-                    size_bytes=found.entry.size_bytes,
-                    nonce=nonce,
-                    lifetime_ms=self._lifetime_ms,
-                    gateway=self._feed.gateway,
-                    cache_epoch=found.fence.epoch,
-                    generation=found.fence.generation,
-                )
-            )
+            await self._feed.announce(announcement)
             ready = await wait.outcome
             yield Promise(found.entry.artifact_hash, nonce, ready, wait.lifeline)
         finally:
@@ -160,9 +169,19 @@ class Promises:
         for epoch in gone:
             self._lose(epoch, "its record lapsed")
 
+    def say_again(self) -> None:
+        """Send, in the background, what a store that was away may have lost: the last ends, and what is unanswered.
+
+        An engine that had heard it answers once more, or knows the nonce no longer.
+        """
+        self._ended += self._told
+        self._told.clear()
+        self._unanswered = dict.fromkeys(self._waits)
+        self.tell_ended()
+
     def tell_ended(self) -> None:
         """Send, in the background, what has ended and could not be sent yet."""
-        if self._ended and self._telling is None:
+        if (self._ended or self._unanswered) and self._telling is None:
             self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     async def close(self) -> None:
@@ -173,15 +192,26 @@ class Promises:
 
     async def _tell(self) -> None:
         try:
-            while self._ended:
+            while self._ended or self._unanswered:
+                # ends last: an announcement must not come after the end of its own nonce
+                if self._unanswered:
+                    await self._announce_again(next(iter(self._unanswered)))
+                    continue
                 sending = tuple(self._ended)
                 await self._feed.end(sending)
                 del self._ended[: len(sending)]
+                self._told += sending
         except (StoreUnavailable, CapacityError):
             # kept for the next call; an engine that never hears of it drops the promise when its lifetime passes
             return
         finally:
             self._telling = None
+
+    async def _announce_again(self, nonce: str) -> None:
+        wait = self._waits.get(nonce)
+        if wait is not None and not wait.outcome.done():
+            await self._feed.announce(wait.announcement)
+        self._unanswered.pop(nonce, None)
 
     def _lose(self, epoch: str, reason: str) -> None:
         for wait in self._waits.values():

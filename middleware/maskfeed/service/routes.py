@@ -91,8 +91,11 @@ async def explain_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 async def name_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Put the request's id on a response that is about to be sent."""
-    response.headers[_REQUEST_ID_HEADER] = request[REQUEST_ID]
+    """Put the request's id on a response that is about to be sent.
+
+    What the server refuses before `explain_errors` has seen it, an unknown Expect header, has none yet.
+    """
+    response.headers[_REQUEST_ID_HEADER] = request.get(REQUEST_ID) or uuid.uuid4().hex
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:

@@ -30,20 +30,26 @@ _LOG = logging.getLogger("maskfeed.gateway")
 SERVER_LOG: Final = logging.getLogger("maskfeed.http")
 
 
-class _BrokenRequestInOneLine(logging.Filter):
-    """What is no HTTP is the sender's fault and needs no traceback; what was sent is not repeated."""
+class _ClientsFaultInOneLine(logging.Filter):
+    """What is no HTTP, and a client that leaves within its answer, need no traceback; what was sent is not repeated."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
-            record.levelno = min(record.levelno, logging.WARNING)
-            record.levelname = logging.getLevelName(record.levelno)
-            record.msg, record.args = "event=broken-http status=%d kind=%s", (error.code, type(error).__name__)
-            record.exc_info = None
+            _rewrite(record, logging.WARNING, "event=broken-http status=%d kind=%s", error.code, type(error).__name__)
+        elif isinstance(error, ConnectionError):
+            _rewrite(record, logging.INFO, "event=client-left")
         return True
 
 
-SERVER_LOG.addFilter(_BrokenRequestInOneLine())
+def _rewrite(record: logging.LogRecord, highest_level: int, message: str, *arguments: object) -> None:
+    record.levelno = min(record.levelno, highest_level)
+    record.levelname = logging.getLevelName(record.levelno)
+    record.msg, record.args = message, arguments
+    record.exc_info = None
+
+
+SERVER_LOG.addFilter(_ClientsFaultInOneLine())
 
 
 def log_event(name: str, values: Mapping[str, object], *, level: int = logging.INFO) -> None:
