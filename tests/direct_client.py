@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 
 from maskfeed_automata import CandidateSet, Vocabulary, build
-from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, EngineRecord, Failed, Ready
+from maskfeed_cache.feed_messages import Announcement, Dead, EngineEvent, EngineRecord, Failed, Gap, Ready
 from maskfeed_cache.fence import Fence
 from maskfeed_cache.handle import Handle
 from maskfeed_cache.keys import Keyspace
@@ -135,7 +135,11 @@ class DirectClient:
         async for event in self.feed.events():
             if isinstance(event, Dead):
                 self.deaths.put_nowait(event)
-            elif (waiting := self._answers.pop(event.nonce, None)) is not None and not waiting.done():
+            elif (
+                not isinstance(event, Gap)
+                and (waiting := self._answers.pop(event.nonce, None)) is not None
+                and not waiting.done()
+            ):
                 waiting.set_result(event)
 
 

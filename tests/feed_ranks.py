@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from feed_samples import RECORD
 from maskfeed_automata import Automaton, CandidateSet, Vocabulary, build
-from maskfeed_automata.errors import RankFailure
+from maskfeed_automata.errors import RankFailure, StoreUnavailable
 from maskfeed_cache.connection import DEFAULT_TIMEOUTS
 from maskfeed_cache.keys import Keyspace
 from maskfeed_cache.redis_engine_feed import RedisEngineFeed
@@ -63,11 +63,19 @@ class GuidedLoad:
 
 
 class WatchedEngineFeed(RedisEngineFeed):
-    """Tells when the feed has noticed that the store is away: it then tries to reconnect."""
+    """Tells when the feed has noticed that the store is away, at its start or later: it then tries again."""
 
     def __init__(self, url, timeouts):
         super().__init__(url, KEYS, timeouts=timeouts)
         self.was_lost = threading.Event()
+        self.was_not_there = threading.Event()
+
+    def register(self, record, vocabulary):
+        try:
+            super().register(record, vocabulary)
+        except StoreUnavailable:
+            self.was_not_there.set()
+            raise
 
     def reconnect(self):
         self.was_lost.set()
@@ -89,6 +97,7 @@ class Rank:
         max_sets=4,
         round_timeout_s=10.0,
         timeouts=DEFAULT_TIMEOUTS,
+        register_timeout_s=WAIT_S,
     ):
         self.held = HeldSets(limit_bytes=1_000_000, max_sets=max_sets)
         self.files = SharedFiles(shm_dir)
@@ -107,7 +116,12 @@ class Rank:
             epoch=EPOCH,
             record=replace(RECORD, epoch=EPOCH, n_ranks=size) if rank == 0 else None,
             clock=time.monotonic,
-            settings=FeedSettings(round_timeout_s=round_timeout_s, renew_interval_s=0.2, connect_timeout_s=WAIT_S),
+            settings=FeedSettings(
+                round_timeout_s=round_timeout_s,
+                renew_interval_s=0.2,
+                connect_timeout_s=WAIT_S,
+                register_timeout_s=register_timeout_s,
+            ),
             load=self.load,
         )
 

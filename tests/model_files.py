@@ -25,10 +25,11 @@ def smollm2_directory() -> Path:
     return directory
 
 
-def tiny_model_directory() -> Path:
-    """SmolLM2's tokenizer over two random layers: fast, senseless, and fit for a tensor-parallel size of 2."""
-    directory = cache_directory() / "models" / "tiny-llama"
+def tiny_model_directory(tokenizer: Path | None = None) -> Path:
+    """Two random layers over a tokenizer, SmolLM2's or that of a directory: fast, senseless, and fit for two ranks."""
+    directory = cache_directory() / "models" / ("tiny-llama" if tokenizer is None else f"tiny-llama-{tokenizer.name}")
     if not directory.exists():
         script = Path(__file__).with_name("tiny_model.py")
-        subprocess.run([sys.executable, str(script), str(smollm2_directory()), str(directory)], check=True)
+        source = smollm2_directory() if tokenizer is None else tokenizer
+        subprocess.run([sys.executable, str(script), str(source), str(directory)], check=True, stdout=sys.stderr)
     return directory

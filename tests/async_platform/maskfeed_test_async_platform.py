@@ -1,4 +1,5 @@
-"""The CPU platform of vLLM, but with async scheduling left as it was asked for (the CPU platform turns it off).
+"""The CPU platform of vLLM without two of its limits: async scheduling is left as it was asked for (the CPU platform
+turns it off), and the Ray executor works, as on a GPU.
 
 On the path of an engine process (with the metadata folder beside this file) vLLM finds and uses it, in each of its
 processes. Never installed.
@@ -15,7 +16,9 @@ def platform() -> str:
 
 
 class AsyncCpuPlatform(CpuPlatform):
-    """CPU with async scheduling."""
+    """CPU with async scheduling and the Ray executor."""
+
+    ray_device_key = "GPU"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:

@@ -15,8 +15,10 @@ import aiohttp
 from answer_check import Request, check_answer, requests
 from maskfeed_automata import Vocabulary
 
-__all__ = ["Traffic", "turns"]
+__all__ = ["KINDS", "LONG_BEGINNING", "Traffic", "turns"]
 
+# What becomes of turns where nothing is wrong.
+KINDS = {"1 answers", "3 answers", "left", "free"}
 # One beginning for all long prompts, so that prefix caching has something to find.
 LONG_BEGINNING = "The patient was seen again after two weeks and reported less pain in the left knee. " * 6
 

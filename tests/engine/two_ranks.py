@@ -3,7 +3,7 @@
 import re
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,8 @@ def two_rank_engine(
     settings: dict | None = None,
     processor: str = PROCESSOR,
     port: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    extra_path: Sequence[Path] = (),
 ) -> EngineServer:
     """An engine with tensor parallel size 2, not yet started.
 
@@ -82,6 +84,8 @@ def two_rank_engine(
         settings: more keys of `additional_config.maskfeed`.
         processor: the class of `--logits-processors`.
         port: see `EngineServer`.
+        environment: more environment variables.
+        extra_path: see `EngineServer`.
     """
     compared = folder / "compared"
     compared.mkdir(parents=True, exist_ok=True)
@@ -90,9 +94,9 @@ def two_rank_engine(
         model=tiny_model_directory(),
         async_scheduling=async_scheduling,
         arguments=["--tensor-parallel-size", "2", "--logits-processors", processor, *arguments],
-        environment={FOLDER_VARIABLE: str(compared), "VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        environment={FOLDER_VARIABLE: str(compared), "VLLM_CPU_OMP_THREADS_BIND": "0|1", **(environment or {})},
         port=port,
-        extra_path=[Path(__file__).parent, Path(__file__).parents[1] / "faults"],
+        extra_path=[Path(__file__).parent, Path(__file__).parents[1] / "faults", *extra_path],
     )
 
 

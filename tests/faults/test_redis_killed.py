@@ -8,13 +8,11 @@ import pytest
 
 from clients import http_session
 from stack import gateway
-from traffic import Traffic, turns
+from traffic import KINDS, Traffic, turns
 from two_ranks import compared_rows, two_rank_engine
 from waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
-
-KINDS = {"1 answers", "3 answers", "left", "free"}
 
 
 async def test_engine_and_gateway_outlive_a_redis_that_is_killed_and_comes_back_empty(

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from maskfeed_automata import Vocabulary
-from maskfeed_automata.errors import InternalInvariant, MaskfeedError, RankFailure
+from maskfeed_automata.errors import InternalInvariant, MaskfeedError, RankFailure, StoreUnavailable
+from maskfeed_cache.connection import backoff_s
 from maskfeed_cache.feed import EngineFeed
 from maskfeed_cache.feed_messages import EngineRecord
 from maskfeed_cache.store import BlobStore
@@ -103,7 +104,7 @@ class RankFeed:
 
         Raises:
             RankFailure: the ranks could not connect in time.
-            StoreUnavailable, CapacityError: the engine could not be registered.
+            StoreUnavailable, CapacityError: the engine could not be registered in time.
         """
         peers: list[Peer] = []
         if self._exchange is not None and self._size > 1:
@@ -115,7 +116,7 @@ class RankFeed:
             )
         try:
             if self._engine_feed is not None and self._record is not None:
-                self._engine_feed.register(self._record, self._vocabulary.to_bytes())
+                self._register(self._engine_feed, self._record)
         except MaskfeedError:
             for peer in peers:
                 peer.close()
@@ -145,6 +146,19 @@ class RankFeed:
             self._thread.join(self._settings.stop_timeout_s)
         self._files.close()
         self._blobs.close()
+
+    def _register(self, engine_feed: EngineFeed, record: EngineRecord) -> None:
+        vocabulary = self._vocabulary.to_bytes()
+        ends_at = self._clock() + self._settings.register_timeout_s
+        for wait_s in backoff_s():
+            try:
+                engine_feed.register(record, vocabulary)
+                return
+            except StoreUnavailable as error:
+                if self._clock() + wait_s >= ends_at:
+                    raise
+                _log.warning("not registered yet, trying again in %.2f s: %s", wait_s, error)
+            self._stopping.wait(wait_s)
 
     def _run(self, side: RootFeed | MemberFeed, loads: Loads) -> None:
         try:

@@ -19,6 +19,8 @@ class FeedSettings:
     longest_retry_s: float = 2.0
     # all ranks have connected after this, or the engine does not start
     connect_timeout_s: float = 30.0
+    # a store that is away while the engine registers is waited for this long: a start must not fail of its restart
+    register_timeout_s: float = 10.0
     # `stop` waits no longer than this for the thread
     stop_timeout_s: float = 0.8
     # loads at once

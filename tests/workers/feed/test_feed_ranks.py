@@ -373,9 +373,22 @@ async def test_a_redis_that_freezes_is_waited_out(fragile_redis, tmp_path):
     rank.feed.stop()
 
 
-def test_an_engine_that_can_not_be_registered_does_not_start(fragile_redis, tmp_path):
+async def test_an_engine_that_starts_while_redis_is_restarted_is_registered_when_it_is_back(fragile_redis, tmp_path):
     fragile_redis.kill()
     rank = Rank(0, size=1, url=fragile_redis.url, shm_dir=tmp_path / "shm")
+    starting = asyncio.create_task(asyncio.to_thread(rank.feed.start))
+    assert await asyncio.to_thread(rank.engine_feed.was_not_there.wait, WAIT_S)
+    fragile_redis.restart()
+    await starting
+    gateway = RedisGatewayFeed(fragile_redis.url, KEYS)
+    assert [record.epoch for record in await gateway.engines()] == [EPOCH]
+    await gateway.close()
+    rank.feed.stop()
+
+
+def test_an_engine_that_can_not_be_registered_in_time_does_not_start(fragile_redis, tmp_path):
+    fragile_redis.kill()
+    rank = Rank(0, size=1, url=fragile_redis.url, shm_dir=tmp_path / "shm", register_timeout_s=0.1)
     with pytest.raises(StoreUnavailable):
         rank.feed.start()
     rank.feed.stop()
