@@ -5,12 +5,13 @@
 #   make test        the tests (at most 10 minutes on 2 cores, once installed)
 #   make test-full   all tests
 #   make check       ruff, mypy, import rules
+#   make soak        10,000 requests while processes are killed (about 25 minutes)
 #   make hostile     a million mutated artifacts against what reads them (minutes)
-#   make bench       the benchmark
+#   make bench       the benchmark; bench-ready and bench-end-to-end: the whole road, with a real engine (minutes each)
 #   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about five minutes)
 #   make install     only the installation      make clean   remove .venv, .cache and build output
 
-.PHONY: demo test test-full check hostile exactness bench install model tokenizers families redis clean
+.PHONY: demo test test-full check soak hostile exactness bench bench-ready bench-end-to-end install model tokenizers families redis clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -41,6 +42,9 @@ check: .venv/.project
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+soak: .venv/.project model
+	@$(OFFLINE) $(BIN)/python tests/soak/campaign.py $(SOAK_ARGS)
+
 hostile: .venv/.project
 	@$(BIN)/python tests/hostile/campaign.py $(HOSTILE_ARGS)
 
@@ -48,6 +52,12 @@ bench: .venv/.project tokenizers
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(STEP) "[bench] installing matplotlib" $(LOGS)/bench.log \
 		$(PIP) install -c .venv/engine-constraints.txt -e '.[bench]'
 	@$(OFFLINE) $(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+bench-ready: .venv/.project model
+	@$(OFFLINE) $(BIN)/python benchmarks/ready.py $(BENCH_ARGS)
+
+bench-end-to-end: .venv/.project tokenizers
+	@$(OFFLINE) $(BIN)/python benchmarks/end_to_end.py $(BENCH_ARGS)
 
 exactness: .venv/.project families
 	@$(OFFLINE) $(BIN)/python tests/exactness/exactness_run.py $(EXACTNESS_ARGS)
