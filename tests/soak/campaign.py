@@ -38,7 +38,7 @@ from model_files import tiny_model_directory
 from processes import http_answers
 from soak.deployment import Deployment
 from soak.memory import Sample, growth, resident_bytes
-from soak.outcome import SHORT_LIVED, Plan, Result, broken_promises, render
+from soak.outcome import Plan, Result, broken_promises, render
 from soak.remains import at_rest, metrics
 from soak.visitors import Visitors, fresh_turns
 
@@ -111,7 +111,9 @@ class Soak:
                 result.took_s = time.monotonic() - began_s
             async with asyncio.timeout(_READY_AGAIN_S):
                 await self._is_ready.wait()
-        result.at_end = await at_rest(self._http, self._parts, no_more_than=result.at_start, within_s=_DRAIN_S)
+        result.at_end = await at_rest(
+            self._http, self._parts, no_more_than=result.at_start, at_once=plan.at_once, within_s=_DRAIN_S
+        )
         result.gateway = await metrics(self._http, self._parts.gateway_url)
         self._sum_up()
 
@@ -181,7 +183,7 @@ class Soak:
     async def _sample(self, over: Over) -> None:
         while not await over.within(_SAMPLE_S):
             actors = await asyncio.to_thread(self._parts.actor_pids)
-            pids = [("gateway", self._parts.gateway_pid), *((SHORT_LIVED, pid) for pid in actors)]
+            pids = [("gateway", self._parts.gateway_pid), *(("compile actors", pid) for pid in actors)]
             if not self._parts.engine.is_condemned:
                 pids += [(f"rank {rank}", pid) for rank, pid in enumerate(self._parts.engine.rank_pids())]
             for part, pid in pids:

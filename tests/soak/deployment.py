@@ -27,6 +27,8 @@ ADMIN_KEY = "soak"
 N_ACTORS = 2
 # Few, so that an engine is as full as it gets soon after its start, and what it gains afterwards is a leak.
 HELD_LIMIT_SETS = 64
+# Likewise: vLLM takes block after block of its cache into use before it uses one again.
+_SMALL_KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "512")
 # Ranks that poll would leave the two cores of a small machine to nobody else.
 _RESTING_ENGINE = Path(__file__).resolve().parents[2] / "benchmarks" / "resting_engine"
 _START_S = 240.0
@@ -119,6 +121,7 @@ class Deployment:
                 settings={"shm_dir": str(self.shm_dir), "held_limit_sets": HELD_LIMIT_SETS},
                 port=self._port,
                 extra_path=[_RESTING_ENGINE],
+                arguments=_SMALL_KV_CACHE,
             )
             try:
                 server.__enter__()

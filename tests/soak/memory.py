@@ -13,7 +13,8 @@ __all__ = ["Growth", "Sample", "growth", "open_files", "resident_bytes"]
 
 # of each life: a process that has just begun is not yet as large as its work makes it
 _WARM_UP = 0.2
-_FEWEST_SAMPLES = 4
+# Over fewer requests of one life the size goes up and down by more than a leak would add.
+_FEWEST_REQUESTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def open_files(pid: int) -> int:
 def growth(samples: Iterable[Sample]) -> Growth:
     """Growth of one part: one slope for all of its lives, each with a size of its own; least squares.
 
-    The first fifth of each life is left out.
+    The first fifth of each life is left out, and so is a life that then has fewer than 2,000 requests.
     """
     lives: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -67,7 +68,7 @@ def _common_slope(lives: Sequence[Sequence[Sample]]) -> float | None:
     for life in lives:
         first, last = life[0].n_ended, life[-1].n_ended
         kept = [sample for sample in life if sample.n_ended >= first + _WARM_UP * (last - first)]
-        if len(kept) < _FEWEST_SAMPLES:
+        if last - kept[0].n_ended < _FEWEST_REQUESTS:
             continue
         requests, sizes = np.array([(sample.n_ended, sample.rss_bytes) for sample in kept], float).T
         centred = requests - requests.mean()

@@ -5,13 +5,10 @@ from dataclasses import asdict, dataclass, field
 from soak.memory import Growth, Sample
 from soak.remains import AtRest
 
-__all__ = ["SHORT_LIVED", "Plan", "Result", "broken_promises", "render"]
+__all__ = ["Plan", "Result", "broken_promises", "render"]
 
-# MB for 1,000 requests; with fewer requests than this there is no telling.
+# MB for 1,000 requests, of a process that has lived long enough to tell
 _MAX_GROWTH_MB = 3.0
-_FEWEST_FOR_GROWTH = 5_000
-# Their lives are short: what they grow by is shown, and is no reason to fail.
-SHORT_LIVED = "compile actors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +55,17 @@ def broken_promises(result: Result) -> list[str]:
     """Which of the promises were broken, beside those to single clients."""
     assert result.at_start is not None
     assert result.at_end is not None
-    broken = [f"left behind: {what}" for what in result.at_end.above(result.at_start)]
+    left = result.at_end.above(result.at_start, at_once=result.plan.at_once)
+    broken = [f"left behind: {what}" for what in left]
     if result.disagreements:
         broken.append(f"the ranks' masks differed in {result.disagreements} engines")
     if not result.rows_compared:
         broken.append("no rows were compared")
-    if result.n_ended >= _FEWEST_FOR_GROWTH:
-        broken += [
-            f"{part} grows by {of.mb_per_1000_requests:.1f} MB for 1,000 requests"
-            for part, of in result.growth.items()
-            if part != SHORT_LIVED and of.mb_per_1000_requests is not None and of.mb_per_1000_requests > _MAX_GROWTH_MB
-        ]
+    broken += [
+        f"{part} grows by {of.mb_per_1000_requests:.1f} MB for 1,000 requests"
+        for part, of in result.growth.items()
+        if of.mb_per_1000_requests is not None and of.mb_per_1000_requests > _MAX_GROWTH_MB
+    ]
     return broken
 
 

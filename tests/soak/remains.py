@@ -23,6 +23,7 @@ _METRIC = re.compile(r"^maskfeed_(\w+)(?:{[^}]*})? (\S+)$", re.MULTILINE)
 _POLL_S = 0.5
 # readings; longer than servers keep an idle connection
 _STEADY = 40
+_POOLED = ("gateway_open_files", "redis_connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,26 @@ class AtRest:
     shared_memory_files: int
     redis_connections: int
 
-    def above(self, other: "AtRest") -> list[str]:
-        """What there is more of than there was."""
+    def above(self, other: "AtRest", *, at_once: int) -> list[str]:
+        """What there is more of than there was.
+
+        Pools keep as many connections as were once used at one time, and after a death of Redis all clients wait for
+        theirs together: so of what is pooled there may be one more for each of the `at_once` clients.
+        """
         return [
             f"{each.name}: {getattr(self, each.name)}, at the start {getattr(other, each.name)}"
             for each in fields(self)
-            if getattr(self, each.name) > getattr(other, each.name)
+            if getattr(self, each.name) > getattr(other, each.name) + (at_once if each.name in _POOLED else 0)
         ]
 
 
 async def at_rest(
-    http: aiohttp.ClientSession, parts: Deployment, *, no_more_than: AtRest | None = None, within_s: float
+    http: aiohttp.ClientSession,
+    parts: Deployment,
+    *,
+    no_more_than: AtRest | None = None,
+    at_once: int = 0,
+    within_s: float,
 ) -> AtRest:
     """Clear the cache and read the figures, again and again until they have come down.
 
@@ -64,6 +74,7 @@ async def at_rest(
         http: its idle connections count as the gateway's open files.
         parts: in which nothing goes on.
         no_more_than: what they are to come down to; None: until they are the same for some seconds.
+        at_once: see `AtRest.above`.
         within_s: after this they are what they are.
     """
     ends_at = asyncio.get_running_loop().time() + within_s
@@ -78,14 +89,14 @@ async def at_rest(
             if is_over:
                 raise
         else:
-            if is_over or _are_down(seen, no_more_than):
+            if is_over or _are_down(seen, no_more_than, at_once):
                 return seen[-1]
         await asyncio.sleep(_POLL_S)
 
 
-def _are_down(seen: Sequence[AtRest], no_more_than: AtRest | None) -> bool:
+def _are_down(seen: Sequence[AtRest], no_more_than: AtRest | None, at_once: int) -> bool:
     if no_more_than is not None:
-        return not seen[-1].above(no_more_than)
+        return not seen[-1].above(no_more_than, at_once=at_once)
     return len(seen) >= _STEADY and len(set(seen[-_STEADY:])) == 1
 
 
