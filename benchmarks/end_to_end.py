@@ -40,7 +40,7 @@ STALL_S = 5.0
 STALL_LISTS = 100
 STALL_SIZE = 10_000
 # A way that takes longer than this is not asked for more of the same size, nor for larger lists.
-ENOUGH_S = 40.0
+ENOUGH_S = 20.0
 # times ours must be faster: (way, size) -> factor
 GATES = {
     ("xgrammar choice", 1_000): 5.0,
