@@ -179,7 +179,8 @@ class Stream:
 @asynccontextmanager
 async def open_client(model: str) -> AsyncIterator[Client]:
     """A client for the block."""
-    connector = aiohttp.TCPConnector(limit=0)
+    # shorter than vLLM keeps an idle connection (5 s): used while it is closed, it loses the request
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(_TIMEOUT_S)) as http:
         yield Client(http, model)
 
