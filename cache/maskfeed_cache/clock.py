@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "Timer", "wait_until"]
+__all__ = ["Clock", "Timer", "pause", "wait_until"]
 
 
 class Timer(Protocol):
@@ -37,3 +37,8 @@ async def wait_until(event: asyncio.Event, clock: Clock, seconds: float) -> None
         await event.wait()
     finally:
         timer.cancel()
+
+
+async def pause(clock: Clock, seconds: float) -> None:
+    """Wait for so long."""
+    await wait_until(asyncio.Event(), clock, seconds)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from maskfeed_automata.errors import CapacityError, RequestError, StoreUnavailable
-from maskfeed_cache.clock import Clock, wait_until
+from maskfeed_cache.clock import Clock, pause
 from maskfeed_cache.failures import failure_of
 from maskfeed_cache.fence import Lease
 from maskfeed_cache.store import CacheIndex
@@ -58,7 +58,7 @@ async def release(index: CacheIndex, lease: Lease) -> None:
 async def _renew(index: CacheIndex, lease: Lease, lease_ms: int, clock: Clock, on_loss: Callable[[], None]) -> None:
     is_ours = True
     while is_ours:
-        await wait_until(asyncio.Event(), clock, lease_ms / 1000 / _RENEWALS_PER_LIFE)
+        await pause(clock, lease_ms / 1000 / _RENEWALS_PER_LIFE)
         try:
             is_ours = await index.heartbeat(lease, lease_ms=lease_ms)
         except (StoreUnavailable, CapacityError) as error:

@@ -5,7 +5,7 @@ import logging
 from typing import Final, Never
 
 from maskfeed_automata.errors import CapacityError, StoreUnavailable
-from maskfeed_cache.clock import Clock, wait_until
+from maskfeed_cache.clock import Clock, pause, wait_until
 from maskfeed_cache.store import CacheIndex
 
 __all__ = ["keep_sweeping"]
@@ -28,4 +28,4 @@ async def keep_sweeping(index: CacheIndex, clock: Clock, *, wanted: asyncio.Even
             # what is left now is found the next time
             _LOG.warning("event=sweep-failed reason=%r", error.message)
         await wait_until(wanted, clock, every_s)
-        await wait_until(asyncio.Event(), clock, _SETTLE_S)
+        await pause(clock, _SETTLE_S)

@@ -119,8 +119,8 @@ class SetLayout:
 
     # bytes of the whole, a multiple of ALIGNMENT
     size_bytes: int
-    # of each array that is not empty: column of the directory, first byte, bytes of an item
-    _places: tuple[tuple[int, int, int], ...]
+    # of each array that is not empty: column of the directory, its name, first byte, bytes of an item
+    _places: tuple[tuple[int, str, int, int], ...]
 
     @classmethod
     def of(cls, automaton: Automaton) -> "SetLayout":
@@ -130,7 +130,7 @@ class SetLayout:
         for column, name in _ARRAYS:
             array = getattr(automaton.arrays, name)
             if array.size:
-                places.append((column, end, array.itemsize))
+                places.append((column, name, end, array.itemsize))
             end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         return cls(end, tuple(places))
 
@@ -146,11 +146,10 @@ class SetLayout:
         """
         row = np.full(SET_COLUMNS, -1, np.int64)
         row[SET_GENERATION] = generation
-        for column, first, itemsize in self._places:
+        for column, _, first, itemsize in self._places:
             row[column] = (start + first) // itemsize
         return row
 
     def pieces(self, automaton: Automaton) -> list[tuple[int, NDArray[np.uint8]]]:
         """What must be copied: first byte relative to the set's memory, and the bytes (uint8 [n], views)."""
-        names = dict(_ARRAYS)
-        return [(first, getattr(automaton.arrays, names[column]).view(np.uint8)) for column, first, _ in self._places]
+        return [(first, getattr(automaton.arrays, name).view(np.uint8)) for _, name, first, _ in self._places]

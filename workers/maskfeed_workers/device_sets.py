@@ -105,6 +105,7 @@ class DeviceSets:
             try:
                 self._copy(resident.start, layout, automaton)
             except BaseException:
+                # whatever ended the copy, an interrupt included: the room is free again
                 with self._lock:
                     self._give_back(resident)
                 raise
