@@ -1,10 +1,11 @@
-"""A process of a cluster that shares a cache, to be killed: `python cache_member.py URL LEASE_MS CLIENTS STOP_AT`.
+"""A process of a cluster that shares a cache, to be killed: `cache_member.py URL EVENTS_FD LEASE_MS CLIENTS STOP_AT`.
 
-CLIENTS callers ask for one key at once. The process tells what happens by pushing "<event> <pid>" onto the list
-`test:events`: "asked" when all its callers are on their way, "computing" when it computes. A computation counts
-itself in `test:computations` and then waits for an element of the list `test:gate`. With STOP_AT "commit" the process
-pushes "committing" when the blob is there, and goes no further; with "mid-commit" it freezes the server, and then sends
-the commit. Prints one JSON object: answers by artifact hash, tries, and what became of its computations.
+CLIENTS callers ask for one key at once. The process tells what happens by writing the line "<event> <pid>" into the
+pipe EVENTS_FD, which stays when the server of URL is killed: "asked" when all its callers are on their way, "computing"
+when it computes. A computation counts itself in `test:computations` and then waits for an element of the list
+`test:gate`. With STOP_AT "commit" the process tells "committing" when the blob is there, and goes no further; with
+"mid-commit" it freezes the server, and then sends the commit. Prints one JSON object: answers by artifact hash, tries,
+and what became of its computations.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Never
 
 import redis.asyncio
@@ -27,21 +29,23 @@ from maskfeed_cache.redis_store import RedisBlobStore
 from maskfeed_cache.shared_cache import Outcome, SharedCache
 from waiting import eventually
 
-__all__ = ["ARTIFACT", "COMPUTATIONS", "EVENTS", "GATE"]
+__all__ = ["ARTIFACT", "COMPUTATIONS", "GATE"]
 
 ARTIFACT = b"what everybody asks for"
-EVENTS, COMPUTATIONS, GATE = "test:events", "test:computations", "test:gate"
+COMPUTATIONS, GATE = "test:computations", "test:gate"
+
+Tell = Callable[[str], None]
 
 
 class StoppingIndex(RedisIndex):
     """Tells that it is about to commit, and never does."""
 
-    def __init__(self, url: str, tell: Any) -> None:
+    def __init__(self, url: str, tell: Tell) -> None:
         super().__init__(url)
         self._tell = tell
 
     async def commit(self, *arguments: Any, **options: Any) -> Never:
-        await self._tell("committing")
+        self._tell("committing")
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -49,7 +53,7 @@ class StoppingIndex(RedisIndex):
 class FreezingIndex(RedisIndex):
     """Freezes the server just before its first commit is sent."""
 
-    def __init__(self, url: str, tell: Any, client: Any) -> None:
+    def __init__(self, url: str, tell: Tell, client: Any) -> None:
         super().__init__(url, timeouts=Timeouts(2.0, 10.0))
         self._tell = tell
         self._observer = client
@@ -59,21 +63,22 @@ class FreezingIndex(RedisIndex):
         if self._is_first:
             self._is_first = False
             server = int((await self._observer.info("server"))["process_id"])
-            await self._tell("committing")
+            self._tell("committing")
             os.kill(server, signal.SIGSTOP)
         return await super().commit(lease, entry, pin=pin)
 
 
-async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
+async def main(url: str, events_fd: int, lease_ms: int, n_clients: int, stop_at: str) -> None:
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=None)
     store = RedisBlobStore(url)
 
-    async def tell(event: str) -> None:
-        await client.rpush(EVENTS, f"{event} {os.getpid()}")
+    def tell(event: str) -> None:
+        # one write of less than PIPE_BUF bytes: lines of several processes do not mix
+        os.write(events_fd, f"{event} {os.getpid()}\n".encode())
 
     async def compute(report: Report) -> IndexEntry:
         await client.incr(COMPUTATIONS)
-        await tell("computing")
+        tell("computing")
         await client.blpop([GATE], timeout=0)
         return IndexEntry(await asyncio.to_thread(store.put, ARTIFACT), len(ARTIFACT))
 
@@ -112,8 +117,9 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
                 await eventually(store_answers, within_s=30)
 
     asking = [asyncio.create_task(ask()) for _ in range(n_clients)]
-    await asyncio.sleep(0)
-    await tell("asked")
+    # the server answers this after it has seen what the callers sent before it
+    await index.ping()
+    tell("asked")
     answers = Counter(await asyncio.gather(*asking))
     print(json.dumps({"answers": answers, "tries": tries["all"], "outcomes": outcomes}), flush=True)
     await cache.close()
@@ -123,4 +129,4 @@ async def main(url: str, lease_ms: int, n_clients: int, stop_at: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]))

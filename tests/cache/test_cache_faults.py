@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cache_member
-from cache_member import ARTIFACT, COMPUTATIONS, EVENTS, GATE
+from cache_member import ARTIFACT, COMPUTATIONS, GATE
 from maskfeed_cache.store import hash_blob
 from redis_server import RedisServer
 
@@ -22,46 +22,57 @@ LEASE_MS = 2_000
 WITHIN_S = 60
 EXPECTED = hash_blob(ARTIFACT)
 
-Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
+
+class Members:
+    """The processes of one test, and the one pipe that all of them tell their events through."""
+
+    def __init__(self, url: str, told: asyncio.StreamReader, events_fd: int) -> None:
+        self._url, self._told, self._events_fd = url, told, events_fd
+        self._started: list[asyncio.subprocess.Process] = []
+
+    async def start(self, n_clients: int, *, stop_at: str = "") -> asyncio.subprocess.Process:
+        arguments = (self._url, self._events_fd, LEASE_MS, n_clients, stop_at)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(Path(cache_member.__file__)), *map(str, arguments)),
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._events_fd],
+        )
+        self._started.append(process)
+        return process
+
+    async def events(self, *wanted: str) -> dict[str, list[int]]:
+        """Wait for these events, in any order; the processes that they came from."""
+        missing, pids = Counter(wanted), {event: [] for event in wanted}
+        while missing.total():
+            try:
+                line = await asyncio.wait_for(self._told.readline(), WITHIN_S)
+            except TimeoutError:
+                pytest.fail(f"still missing after {WITHIN_S} s: {missing}")
+            event, pid = line.decode().split()
+            assert missing[event] > 0, f"unexpected: {event}"
+            missing[event] -= 1
+            pids[event].append(int(pid))
+        return pids
+
+    async def end(self) -> None:
+        for process in self._started:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
 
 
 @pytest.fixture
-async def start(fragile_redis: RedisServer) -> AsyncIterator[Start]:
-    started: list[asyncio.subprocess.Process] = []
-
-    async def start_one(n_clients: int, *, stop_at: str = "") -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                str(Path(cache_member.__file__)),
-                fragile_redis.url,
-                str(LEASE_MS),
-                str(n_clients),
-                stop_at,
-            ),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        started.append(process)
-        return process
-
-    yield start_one
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def events(server: RedisServer, *wanted: str) -> dict[str, list[int]]:
-    """Wait for these events, in any order; the processes that they came from."""
-    missing, pids = Counter(wanted), {event: [] for event in wanted}
-    while missing.total():
-        popped: Any = await asyncio.to_thread(server.client.blpop, [EVENTS], WITHIN_S)
-        assert popped is not None, f"still missing: {missing}"
-        event, pid = popped[1].decode().split()
-        assert missing[event] > 0, f"unexpected: {event}"
-        missing[event] -= 1
-        pids[event].append(int(pid))
-    return pids
+async def members(fragile_redis: RedisServer) -> AsyncIterator[Members]:
+    read_fd, write_fd = os.pipe()
+    told = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(told), os.fdopen(read_fd, "rb")
+    )
+    started = Members(fragile_redis.url, told, write_fd)
+    yield started
+    await started.end()
+    transport.close()
+    os.close(write_fd)
 
 
 def open_gate(server: RedisServer) -> None:
@@ -84,9 +95,9 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     await process.communicate()
 
 
-async def test_a_thousand_callers_in_four_processes_cost_one_computation(fragile_redis, start, capsys):
-    processes = [await start(250) for _ in range(4)]
-    await events(fragile_redis, *["asked"] * 4, "computing")
+async def test_a_thousand_callers_in_four_processes_cost_one_computation(fragile_redis, members, capsys):
+    processes = [await members.start(250) for _ in range(4)]
+    await members.events(*["asked"] * 4, "computing")
     open_gate(fragile_redis)
     outcomes = [await report(process) for process in processes]
     assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 250}] * 4
@@ -95,13 +106,13 @@ async def test_a_thousand_callers_in_four_processes_cost_one_computation(fragile
         print("\n1,000 callers in 4 processes: 1 computation")
 
 
-async def test_a_holder_that_is_killed_costs_one_more_computation(fragile_redis, start, capsys):
-    holder = await start(16)
-    await events(fragile_redis, "asked", "computing")
-    others = [await start(16) for _ in range(3)]
-    await events(fragile_redis, *["asked"] * 3)
+async def test_a_holder_that_is_killed_costs_one_more_computation(fragile_redis, members, capsys):
+    holder = await members.start(16)
+    await members.events("asked", "computing")
+    others = [await members.start(16) for _ in range(3)]
+    await members.events(*["asked"] * 3)
     await kill(holder)
-    (heir,) = (await events(fragile_redis, "computing"))["computing"]
+    (heir,) = (await members.events("computing"))["computing"]
     assert heir in [process.pid for process in others]
     open_gate(fragile_redis)
     outcomes = [await report(process) for process in others]
@@ -111,11 +122,11 @@ async def test_a_holder_that_is_killed_costs_one_more_computation(fragile_redis,
         print("\n64 callers in 4 processes, the holder killed: 2 computations, 48 answers, none wrong")
 
 
-async def test_a_waiter_that_is_killed_costs_nobody_anything(fragile_redis, start):
-    holder = await start(16)
-    await events(fragile_redis, "asked", "computing")
-    victim, *others = [await start(16) for _ in range(3)]
-    await events(fragile_redis, *["asked"] * 3)
+async def test_a_waiter_that_is_killed_costs_nobody_anything(fragile_redis, members):
+    holder = await members.start(16)
+    await members.events("asked", "computing")
+    victim, *others = [await members.start(16) for _ in range(3)]
+    await members.events(*["asked"] * 3)
     await kill(victim)
     open_gate(fragile_redis)
     for process in (holder, *others):
@@ -123,15 +134,15 @@ async def test_a_waiter_that_is_killed_costs_nobody_anything(fragile_redis, star
     assert computations(fragile_redis) == 1
 
 
-async def test_a_holder_that_is_killed_between_blob_and_commit_costs_one_more_computation(fragile_redis, start):
-    holder = await start(16, stop_at="commit")
-    await events(fragile_redis, "asked", "computing")
-    others = [await start(16) for _ in range(3)]
-    await events(fragile_redis, *["asked"] * 3)
+async def test_a_holder_that_is_killed_between_blob_and_commit_costs_one_more_computation(fragile_redis, members):
+    holder = await members.start(16, stop_at="commit")
+    await members.events("asked", "computing")
+    others = [await members.start(16) for _ in range(3)]
+    await members.events(*["asked"] * 3)
     open_gate(fragile_redis)
-    await events(fragile_redis, "committing")
+    await members.events("committing")
     await kill(holder)
-    await events(fragile_redis, "computing")
+    await members.events("computing")
     open_gate(fragile_redis)
     for process in others:
         assert (await report(process))["answers"] == {EXPECTED: 16}
@@ -139,14 +150,14 @@ async def test_a_holder_that_is_killed_between_blob_and_commit_costs_one_more_co
 
 
 async def test_a_holder_that_is_frozen_past_its_lease_is_refused_and_still_answers_its_own_callers(
-    fragile_redis, start, capsys
+    fragile_redis, members, capsys
 ):
-    holder = await start(16)
-    await events(fragile_redis, "asked", "computing")
-    others = [await start(16) for _ in range(3)]
-    await events(fragile_redis, *["asked"] * 3)
+    holder = await members.start(16)
+    await members.events("asked", "computing")
+    others = [await members.start(16) for _ in range(3)]
+    await members.events(*["asked"] * 3)
     os.kill(holder.pid, signal.SIGSTOP)
-    await events(fragile_redis, "computing")
+    await members.events("computing")
     # the frozen one waits for longer and is served first; it does not know yet
     open_gate(fragile_redis)
     open_gate(fragile_redis)
@@ -161,16 +172,16 @@ async def test_a_holder_that_is_frozen_past_its_lease_is_refused_and_still_answe
         print("\n64 callers in 4 processes, the holder frozen past its lease: 2 computations, 1 indexed, 64 answers")
 
 
-async def test_a_server_that_is_killed_in_mid_commit_is_an_error_that_passes(fragile_redis, start, capsys):
-    holder = await start(16, stop_at="mid-commit")
-    await events(fragile_redis, "asked", "computing")
-    others = [await start(16) for _ in range(3)]
-    await events(fragile_redis, *["asked"] * 3)
+async def test_a_server_that_is_killed_in_mid_commit_is_an_error_that_passes(fragile_redis, members, capsys):
+    holder = await members.start(16, stop_at="mid-commit")
+    await members.events("asked", "computing")
+    others = [await members.start(16) for _ in range(3)]
+    await members.events(*["asked"] * 3)
     open_gate(fragile_redis)
-    await events(fragile_redis, "committing")
+    await members.events("committing")
     fragile_redis.kill()
     fragile_redis.restart()
-    await events(fragile_redis, "computing")
+    await members.events("computing")
     open_gate(fragile_redis)
     outcomes = [await report(process) for process in (holder, *others)]
     assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 4
@@ -180,13 +191,13 @@ async def test_a_server_that_is_killed_in_mid_commit_is_an_error_that_passes(fra
         print(f"\nredis-server killed in mid-commit under 64 callers: {tries} tries, 64 answers, 1 computation since")
 
 
-async def test_a_server_that_is_killed_under_64_callers_is_an_error_that_passes(fragile_redis, start, capsys):
-    processes = [await start(16) for _ in range(4)]
-    await events(fragile_redis, *["asked"] * 4, "computing")
+async def test_a_server_that_is_killed_under_64_callers_is_an_error_that_passes(fragile_redis, members, capsys):
+    processes = [await members.start(16) for _ in range(4)]
+    await members.events(*["asked"] * 4, "computing")
     fragile_redis.kill()
     fragile_redis.restart()
     # the count went with the server; what is computed now, it counts from zero
-    await events(fragile_redis, "computing")
+    await members.events("computing")
     open_gate(fragile_redis)
     outcomes = [await report(process) for process in processes]
     assert [outcome["answers"] for outcome in outcomes] == [{EXPECTED: 16}] * 4
