@@ -117,7 +117,7 @@ async def main(url: str, events_fd: int, lease_ms: int, n_clients: int, stop_at:
                 await eventually(store_answers, within_s=30)
 
     asking = [asyncio.create_task(ask()) for _ in range(n_clients)]
-    # the server answers this after it has seen what the callers sent before it
+    # a round trip later, what the callers sent before it has reached the server, too
     await index.ping()
     tell("asked")
     answers = Counter(await asyncio.gather(*asking))
