@@ -30,6 +30,9 @@ _LEAVE_S: Final = 2.0
 # A larger list takes longer to copy into the object store than to hand to a thread.
 _OFFLOAD_BYTES: Final = 256 * 1024
 
+# Made once: Ray keeps what it makes of a class for as long as the process lives.
+_REMOTE_ACTOR: Final[Any] = ray.remote(CompileActor)
+
 _LOG = logging.getLogger("maskfeed.compiler")
 
 
@@ -197,7 +200,7 @@ class Member:
             raise CompileFailed(f"Ray failed: {type(error).__name__}", stage="actor") from error
 
     def _find_or_make_actor(self) -> Any:
-        actor = ray.remote(CompileActor).options(
+        actor = _REMOTE_ACTOR.options(
             name=self.name,
             namespace=NAMESPACE,
             get_if_exists=True,
