@@ -1,4 +1,4 @@
-"""Both ends of the feed in one process: for tests, and for a gateway beside an engine without Redis.
+"""Both ends of the feed in one process, for tests of what stands on either end.
 
 Feeds made over one `MemoryBroker` hear each other. Invariant: the same contract as over Redis, except that nothing is
 ever damaged, so nothing is skipped.

@@ -11,8 +11,8 @@ import numpy as np
 
 __all__ = ["Growth", "Sample", "growth", "open_files", "resident_bytes"]
 
-# of each life: a process that has just begun is not yet as large as its work makes it
-_WARM_UP = 0.2
+# of each life: a process that has just begun is not yet as large as its work, and what its allocator keeps, make it
+_WARM_UP = 0.5
 # Over fewer requests of one life the size goes up and down by more than a leak would add.
 _FEWEST_REQUESTS = 2_000
 
@@ -54,7 +54,7 @@ def open_files(pid: int) -> int:
 def growth(samples: Iterable[Sample]) -> Growth:
     """Growth of one part: one slope for all of its lives, each with a size of its own; least squares.
 
-    The first fifth of each life is left out, and so is a life that then has fewer than 2,000 requests.
+    The first half of each life is left out, and so is a life that then has fewer than 2,000 requests.
     """
     lives: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:

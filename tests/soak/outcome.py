@@ -8,7 +8,7 @@ from soak.remains import AtRest
 __all__ = ["Plan", "Result", "broken_promises", "render"]
 
 # MB for 1,000 requests, of a process that has lived long enough to tell
-_MAX_GROWTH_MB = 3.0
+_MAX_GROWTH_MB = 1.0
 
 
 @dataclass(frozen=True, slots=True)

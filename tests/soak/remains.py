@@ -23,7 +23,7 @@ _METRIC = re.compile(r"^maskfeed_(\w+)(?:{[^}]*})? (\S+)$", re.MULTILINE)
 _POLL_S = 0.5
 # readings; longer than servers keep an idle connection
 _STEADY = 40
-_POOLED = ("gateway_open_files", "redis_connections")
+_POOLED = ("gateway_open_files", "ranks_open_files", "redis_connections")
 
 
 @dataclass(frozen=True, slots=True)

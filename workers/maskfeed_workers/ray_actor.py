@@ -67,7 +67,7 @@ class CompileActor:
         self._open_compiler = plan.open_compiler
         self._opened: ThreadCompiler | None = None
         self._idle_exit_s = plan.idle_exit_s
-        # gateway -> when it was last heard
+        # gateway -> when it was last heard; one that is silent for the idle time is gone
         self._heard_s: dict[str, float] = {}
         self._last_heard_s = self._started_s
         self._is_left = threading.Event()
@@ -105,15 +105,15 @@ class CompileActor:
 
     async def attend(self, gateway: str, wait_s: float) -> ActorReport:
         """Note that the gateway is there, and report after `wait_s`. Whoever waits for it hears of a death by it."""
-        self._last_heard_s = self._heard_s[gateway] = time.monotonic()
+        self._last_heard_s = now_s = time.monotonic()
+        self._heard_s = {**self._still_there(now_s), gateway: now_s}
         await asyncio.sleep(wait_s)
         return self._report()
 
     async def leave(self, gateway: str) -> None:
         """The gateway needs the actor no longer; the last one to leave ends it."""
         self._heard_s.pop(gateway, None)
-        now_s = time.monotonic()
-        if all(now_s - heard_s >= self._idle_exit_s for heard_s in self._heard_s.values()):
+        if not self._still_there(time.monotonic()):
             self._is_left.set()
 
     @property
@@ -121,6 +121,9 @@ class CompileActor:
         if self._opened is None:
             self._opened = self._open_compiler()
         return self._opened
+
+    def _still_there(self, now_s: float) -> dict[str, float]:
+        return {gateway: heard_s for gateway, heard_s in self._heard_s.items() if now_s - heard_s < self._idle_exit_s}
 
     def _end_when_left(self) -> None:
         rest_s = self._idle_exit_s
