@@ -29,6 +29,8 @@ N_ACTORS = 2
 HELD_LIMIT_SETS = 64
 # Likewise: vLLM takes block after block of its cache into use before it uses one again.
 _SMALL_KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "512")
+# What docs/operations.md recommends for gateways: large buffers go back to the system as soon as they are freed.
+_STEADY_ALLOCATOR = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"}
 # Ranks that poll would leave the two cores of a small machine to nobody else.
 _RESTING_ENGINE = Path(__file__).resolve().parents[2] / "benchmarks" / "resting_engine"
 _START_S = 240.0
@@ -104,6 +106,7 @@ class Deployment:
             "PYTHONPATH": EngineServer.python_path(),
             "MASKFEED_RAY_ACTORS": str(N_ACTORS),
             "MASKFEED_ADMIN_KEY": ADMIN_KEY,
+            **_STEADY_ALLOCATOR,
         }
         self._gateway = ChildProcess(
             "gateway", [*command, "--compiler", "ray"], log_path=self.gateway_log, environment=environment

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from statistics import median
 
 __all__ = ["Growth", "Sample", "growth", "open_files", "resident_bytes"]
 
-# of each life: a process that has just begun is not yet as large as its work, and what its allocator keeps, make it
-_WARM_UP = 0.5
-# Over fewer requests of one life the size goes up and down by more than a leak would add.
-_FEWEST_REQUESTS = 2_000
+# A process that has just begun is not yet as large as its work makes it. Then its size goes up and down with the sets
+# at work: over fewer requests of one life that is more than a leak would add.
+_FEWEST_REQUESTS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +50,22 @@ def open_files(pid: int) -> int:
 
 
 def growth(samples: Iterable[Sample]) -> Growth:
-    """Growth of one part: one slope for all of its lives, each with a size of its own; least squares.
-
-    The first half of each life is left out, and so is a life that then has fewer than 2,000 requests.
-    """
+    """Growth of one part, from the third to the last quarter of a life, by medians; the largest of its long lives."""
     lives: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         lives[sample.pid].append(sample)
     sizes = [sample.rss_bytes / 1e6 for life in lives.values() for sample in life]
-    return Growth(len(lives), sizes[0], sizes[-1], max(sizes), _common_slope(tuple(lives.values())))
+    slopes = [_late_growth(life) for life in lives.values() if life[-1].n_ended - life[0].n_ended >= _FEWEST_REQUESTS]
+    return Growth(len(lives), sizes[0], sizes[-1], max(sizes), max(slopes, default=None))
 
 
-def _common_slope(lives: Sequence[Sequence[Sample]]) -> float | None:
-    covariance = variance = 0.0
-    for life in lives:
-        first, last = life[0].n_ended, life[-1].n_ended
-        kept = [sample for sample in life if sample.n_ended >= first + _WARM_UP * (last - first)]
-        if last - kept[0].n_ended < _FEWEST_REQUESTS:
-            continue
-        requests, sizes = np.array([(sample.n_ended, sample.rss_bytes) for sample in kept], float).T
-        centred = requests - requests.mean()
-        covariance += float(centred @ sizes)
-        variance += float(centred @ centred)
-    return covariance / variance * 1_000 / 1e6 if variance else None
+def _late_growth(life: Sequence[Sample]) -> float:
+    """MB for 1,000 requests."""
+    first, last = life[0].n_ended, life[-1].n_ended
+    quarter = (last - first) / 4
+    late = [sample for sample in life if sample.n_ended >= last - 2 * quarter]
+    sizes = [
+        median(sample.rss_bytes for sample in late if (sample.n_ended >= last - quarter) is is_last)
+        for is_last in (False, True)
+    ]
+    return (sizes[1] - sizes[0]) / 1e6 / (quarter / 1_000)
