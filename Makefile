@@ -5,7 +5,7 @@
 #   make test        the tests (at most 10 minutes on 2 cores, once installed)
 #   make test-full   all tests
 #   make check       ruff, mypy, import rules
-#   make soak        10,000 requests while processes are killed (about 14 minutes)
+#   make soak        10,000 requests while processes are killed (14 to 26 minutes)
 #   make hostile     a million mutated artifacts against what reads them (minutes)
 #   make bench       the benchmark; bench-ready and bench-end-to-end: the whole road, with a real engine (minutes each)
 #   make exactness   every tokenizer and set against brute force, xgrammar and llguidance (about five minutes)
